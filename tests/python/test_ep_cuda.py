@@ -6,6 +6,8 @@ slow kernel would. What torch and a real GPU do is shown by `ep_torch.py`, which
 
 import signal
 
+import pytest
+
 from conftest import PATIENCE
 from test_ep import BAD_VALUES, FRONT, LEFT_EARLY, begun, together
 
@@ -293,6 +295,35 @@ def test_layers_in_turn_on_two_streams(tmp_path, emulator):
                 for own in streams:
                     assert cuda.cuStreamDestroy_v2(ptr(own)) == 0
         del out
+        given_back()
+    """, emulator)  # fmt: skip
+
+
+def test_a_capture_between_two_layers_forgets_no_result(tmp_path, emulator):
+    """A layer is recorded before the result of another one is read, where the communicator has it; then comes one on
+    another stream."""
+    on_gpu(tmp_path, 2, """
+        ep, first, second, own = joined(), stream(), stream(), stream()
+        batches = [drawn(23, RANK, step, tokens=6) for step in range(3)]
+        given = [arrays(*batch) for batch in batches]
+        room, graph = Array(np.full((6, 32), 0xFFFF, "u2")), ptr()
+        assert cuda.emulatorHold(ptr(first), 1) == 0
+        out = ep.combine(ep.dispatch(*given[0], stream=first).rows, stream=first)
+        assert cuda.cuStreamBeginCapture_v2(ptr(own), 2) == 0
+        ep.combine(ep.dispatch(*given[1], stream=own).rows, stream=own)
+        assert cuda.cuStreamEndCapture(ptr(own), byref(graph)) == cuda.cuGraphDestroy(graph) == 0
+        cuda.cuCtxSetCurrent(context)
+        size = size_t(room.np.nbytes)
+        assert cuda.cuMemcpyDtoDAsync_v2(u64(room.at), u64(out.data_ptr), size, ptr(first)) == 0
+        ep.combine(ep.dispatch(*given[2], stream=second).rows, stream=second)
+        assert cuda.emulatorHold(ptr(first), 0) == 0
+        for stream in (first, second):
+            ep.finish(stream)
+        same = lambda expert, x: x
+        assert (seen(out) == expected(ep, *batches[2], same)).all()
+        assert (room.np == expected(ep, *batches[0], same)).all(), "overwritten before it was read"
+        ep.close()
+        del ep, out
         given_back()
     """, emulator)  # fmt: skip
 
@@ -590,6 +621,44 @@ def test_a_rank_that_is_killed_is_noticed(tmp_path, emulator):
         given_back()
         print("told")
     """, GPU, LD_LIBRARY_PATH=emulator)  # fmt: skip
+    said = []
+    try:
+        said = [process.communicate(timeout=PATIENCE) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, -signal.SIGKILL], said
+    assert said == [("told\n", ""), ("", "")]
+
+
+@pytest.mark.parametrize("call", ["reset", "close"])
+def test_a_wait_for_all_graphs_notices_who_was_killed(tmp_path, emulator, call):
+    """The replay waits for the killed rank, and the call for the whole GPU: long before the timeout."""
+    processes = begun(tmp_path, 2, """
+        import os, signal, threading, time
+        ep, own, graph, run = joined(timeout=600, first_timeout=600, join_timeout=600), stream(), ptr(), ptr()
+        batch = arrays(*drawn(24, RANK, 0, tokens=6))
+        assert cuda.cuStreamBeginCapture_v2(ptr(own), 2) == 0
+        ep.combine(ep.dispatch(*batch, stream=own).rows, stream=own)
+        assert cuda.cuStreamEndCapture(ptr(own), byref(graph)) == 0
+        assert cuda.cuGraphInstantiateWithFlags(byref(run), graph, u64(0)) == 0
+        if RANK == 1:
+            time.sleep(1)
+            os.kill(os.getpid(), signal.SIGKILL)
+        assert cuda.emulatorHold(ptr(own), 1) == cuda.cuGraphLaunch(run, ptr(own)) == 0
+        # The emulator does what is queued in the thread that lets the stream go.
+        replay = threading.Thread(target=cuda.emulatorHold, args=(ptr(own), 0))
+        replay.start()
+        time.sleep(0.2)
+        if CALL == "reset":
+            refused("rank 1", ep.reset, kind=mooncrate.Error)
+        refused("rank 1", ep.close, kind=mooncrate.Unavailable)
+        replay.join()
+        assert cuda.cuGraphExecDestroy(run) == cuda.cuGraphDestroy(graph) == 0
+        del ep
+        given_back()
+        print("told")
+    """.replace("CALL", repr(call)), GPU, LD_LIBRARY_PATH=emulator)  # fmt: skip
     said = []
     try:
         said = [process.communicate(timeout=PATIENCE) for process in processes]

@@ -167,6 +167,33 @@ def test_results_of_the_communicator_are_read_before_the_next_layer():
     together(layers_in_turn, True, False)
 
 
+def captured_between(folder, rank):
+    """A layer is captured before the result of a plain one is read, behind a slow kernel; the next one is elsewhere."""
+    ep = joined(folder, rank)
+    batches = [on_gpu(drawn(rank, 400 + step)) for step in range(3)]
+    first, second = torch.cuda.Stream(), torch.cuda.Stream()
+    kept = [layer(ep, rank, batches[0], 0)[:FEW].clone()]
+    for _ in range(LAYERS // 4):
+        torch.cuda.synchronize()
+        with torch.cuda.stream(first):
+            out = layer(ep, rank, batches[0], 0)
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            layer(ep, rank, batches[1], 1)
+        with torch.cuda.stream(first):
+            torch.cuda._sleep(25 * SLOW_CYCLES)
+            kept.append(out[:FEW].clone())
+        with torch.cuda.stream(second):
+            layer(ep, rank, batches[2], 2)
+    for stream in (first, second):
+        ep.finish(stream)
+    judged(kept, [batches[0]] * len(kept))
+    ep.close()
+
+
+def test_a_capture_between_two_layers_forgets_no_result():
+    together(captured_between)
+
+
 def captured_layers(folder, rank):
     """Two layers on two streams of one capture, joined at its end only."""
     ep = joined(folder, rank)

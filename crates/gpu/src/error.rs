@@ -84,6 +84,15 @@ pub(crate) fn check(operation: &'static str, answer: CUresult) -> Result<(), Gpu
     Err(describe(operation, answer, None))
 }
 
+/// The same of a question about the recording of a stream. While another stream is recorded, the driver may refuse to
+/// answer for the default stream: what is queued there would be part of that recording.
+pub(crate) fn check_recording(operation: &'static str, answer: CUresult) -> Result<(), GpuError> {
+    if answer == CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT {
+        return Err(GpuError::Recording { operation });
+    }
+    check(operation, answer)
+}
+
 /// The error for an answer that is not success; `log` is what a compiler had to say.
 pub(crate) fn describe(operation: &'static str, answer: CUresult, log: Option<&str>) -> GpuError {
     let mut name: *const c_char = std::ptr::null();

@@ -7,7 +7,7 @@
 use crate::bound::{Bound, Relaxed, current};
 use crate::device::{Gpu, count, device};
 use crate::driver;
-use crate::error::{GpuError, check};
+use crate::error::{GpuError, check, check_recording};
 use crate::stream::Event;
 use cudarc::driver::sys::{self, CUpointer_attribute as Attribute, CUstream};
 use std::ffi::{c_uint, c_void};
@@ -155,7 +155,7 @@ fn active() -> Result<Option<Gpu>, GpuError> {
             unsafe { sys::cuDevicePrimaryCtxGetState(device, &raw mut flags, &raw mut is_active) };
         check("ask for the state of a context", asked)?;
         if is_active != 0 {
-            return Gpu::open(ordinal).map(Some);
+            return Gpu::shared(ordinal).map(Some);
         }
     }
     Ok(None)
@@ -225,13 +225,7 @@ impl ForeignStream {
         let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         // SAFETY: the stream lives by the caller's promise, and `status` is a place for the answer.
         let asked = unsafe { sys::cuStreamIsCapturing(self.raw, &raw mut status) };
-        match asked {
-            // What the driver says of the default stream while another one is recorded.
-            sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT => {
-                return Err(GpuError::Recording { operation });
-            }
-            answer => check(operation, answer)?,
-        }
+        check_recording(operation, asked)?;
         match status {
             sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE => Ok(()),
             _ => Err(GpuError::Recording { operation }),

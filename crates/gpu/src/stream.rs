@@ -1,7 +1,7 @@
 //! Streams, in which work happens in order, and events, which mark places in that order.
 
 use crate::device::Gpu;
-use crate::error::{GpuError, check};
+use crate::error::{GpuError, check, check_recording};
 use cudarc::driver::sys::{self, CUevent, CUstream, CUstreamCaptureStatus};
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -88,7 +88,7 @@ impl Stream {
                 null_mut(),
             )
         };
-        check("ask whether a stream is recorded", asked)?;
+        check_recording("ask whether a stream is recorded", asked)?;
         let is = !matches!(status, CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE);
         Ok(is.then_some(number))
     }
@@ -107,7 +107,8 @@ impl Stream {
         let _bound = self.gpu.bind()?;
         let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         // SAFETY: the stream lives as long as `self`, and `status` is a place for its answer.
-        check(operation, unsafe { sys::cuStreamIsCapturing(self.raw, &raw mut status) })?;
+        let asked = unsafe { sys::cuStreamIsCapturing(self.raw, &raw mut status) };
+        check_recording(operation, asked)?;
         match status {
             CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE => Ok(()),
             _ => Err(GpuError::Recording { operation }),

@@ -267,3 +267,37 @@ fn work_is_queued_on_a_stream_of_others() {
     unsafe { graph.launch(&own) }.unwrap();
     assert_eq!(buffer.span().to_vec(&own).unwrap(), [42; 64]);
 }
+
+/// The driver has no answer for the default stream while a stream is recorded that waits for it, as most do that are not
+/// torch's.
+#[test]
+fn the_default_stream_beside_a_recording_is_refused_in_words() {
+    let Some((gpu, _turn)) = gpu("the_default_stream_beside_a_recording") else { return };
+    let (mut context, mut raw) = (null_mut(), null_mut());
+    let done = |answer| assert_eq!(answer, CUresult::CUDA_SUCCESS);
+    // SAFETY: there is a place for one pointer; it is given back below.
+    done(unsafe { sys::cuDevicePrimaryCtxRetain(&raw mut context, 0) });
+    // SAFETY: it was just given by the driver.
+    done(unsafe { sys::cuCtxSetCurrent(context) });
+    // SAFETY: a context is current, and there is a place for one pointer.
+    done(unsafe { sys::cuStreamCreate(&raw mut raw, 0) });
+    // SAFETY: the stream lives until the end of this test.
+    let theirs = unsafe { Stream::of_others(&gpu, raw as u64) };
+    let recorded = Graph::record(&theirs, |_| {
+        for handle in [0, 1] {
+            // SAFETY: the default stream is always there.
+            let default = unsafe { Stream::of_others(&gpu, handle) };
+            for refused in [default.not_recording("look"), default.recording().map(drop)] {
+                assert!(matches!(refused, Err(GpuError::Recording { .. })), "{refused:?}");
+            }
+        }
+        Ok::<(), GpuError>(())
+    });
+    drop(recorded.unwrap());
+    // SAFETY: nobody else has it, and nothing is queued on it.
+    done(unsafe { sys::cuStreamDestroy_v2(raw) });
+    // SAFETY: no context is current afterwards.
+    done(unsafe { sys::cuCtxSetCurrent(null_mut()) });
+    // SAFETY: it was retained once above.
+    done(unsafe { sys::cuDevicePrimaryCtxRelease_v2(0) });
+}

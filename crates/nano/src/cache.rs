@@ -12,14 +12,17 @@
 //! that was evicted meanwhile cannot be pinned any more.
 //!
 //! A call waits for the stream that its caller names, and for nothing else on the GPU. What has not ended in time is
-//! kept until it has (`late`): its lane, and the plan that nobody else may have meanwhile.
+//! kept until it has ([`crate::late`]): its lane, its memory, and the plan that nobody else may have meanwhile.
 
 use crate::duty::Duty;
 use crate::error::NanoError;
+use crate::late::{Hold, Late, outlast};
 use crate::layout::{HeapLayout, Pages};
+use crate::marks::Marks;
+use crate::open::Open;
 use crate::owner::{Offered, Owner};
 use crate::plan::{Place, WritePlan};
-use crate::reach::{Flight, Reach, Source, Step, Stepped, Target, Touch, When, wait_until};
+use crate::reach::{Flight, Reach, Source, Step, Stepped, Target, Touch, When};
 use crate::tally::{Stats, Tally, Timings};
 use mooncrate_core::error::{PutError, RemoveError};
 use mooncrate_core::header::{HEADER_VERSION, Header};
@@ -36,8 +39,6 @@ use mooncrate_mem::clock::boottime;
 use mooncrate_wire::MasterApi;
 use mooncrate_wire::message::{Look, PutEndItem, PutItem, PutRevokeItem, SealList};
 use std::borrow::Cow;
-use std::collections::hash_map::Entry;
-use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -84,53 +85,7 @@ pub(crate) struct Shared {
     pub(crate) gone: Gone,
     pub(crate) tally: Tally,
     open: Mutex<Open>,
-    /// Work whose callers have gone on.
-    late: Mutex<Vec<Late>>,
-}
-
-/// Work that has not ended in time.
-#[derive(Debug)]
-struct Late {
-    flight: Box<dyn Flight>,
-    /// What is given up when it has ended.
-    plan: Option<(Vec<u8>, WritePlan)>,
-}
-
-/// Plans that this process has not committed or given up. A key has one at most, so that a late thread cannot
-/// end the plan of another one.
-#[derive(Debug, Default)]
-struct Open {
-    /// `None`: a thread is asking for a plan.
-    plans: HashMap<Vec<u8>, Option<WritePlan>>,
-    /// Only these may be written to.
-    live: HashSet<PutToken>,
-    /// Keys whose last plan was committed, so that a second commit of it is no mistake.
-    committed: HashSet<u128>,
-}
-
-/// Keys that are remembered as committed.
-const COMMITTED_MAX: usize = 1 << 16;
-
-impl Open {
-    fn take(&mut self, key: &[u8]) -> Option<WritePlan> {
-        let plan = self.plans.get(key).copied().flatten()?;
-        self.plans.remove(key);
-        self.live.remove(&plan.token);
-        Some(plan)
-    }
-
-    /// Back after a commit that can be tried again.
-    fn put_back(&mut self, key: &[u8], plan: WritePlan) {
-        self.plans.insert(key.to_vec(), Some(plan));
-        self.live.insert(plan.token);
-    }
-
-    fn note_committed(&mut self, key: &[u8]) {
-        if self.committed.len() >= COMMITTED_MAX {
-            self.committed.clear();
-        }
-        self.committed.insert(key::fingerprint(key).0);
-    }
+    pub(crate) late: Mutex<Vec<Late>>,
 }
 
 /// A rank of the cache.
@@ -220,12 +175,12 @@ impl Nano {
         bytes_total: u64,
         preferred: Option<usize>,
     ) -> Result<WritePlan, NanoError> {
-        self.shared.claim(key)?;
+        self.shared.open.lock().claim(key)?;
         let planned = self.shared.open_for_write(key, bytes_total, preferred);
         let mut open = self.shared.open.lock();
         match &planned {
-            Ok(plan) => open.put_back(key, *plan),
-            Err(_) => drop(open.plans.remove(key)),
+            Ok(plan) => open.put_back(key, *plan, Arc::default()),
+            Err(_) => open.release(key),
         }
         planned
     }
@@ -239,9 +194,7 @@ impl Nano {
         source: Source<'_>,
         stream: Option<u64>,
     ) -> Result<(), NanoError> {
-        if !self.shared.open.lock().live.contains(&plan.token) {
-            return Err(NanoError::NoPlan);
-        }
+        let marks = self.shared.open.lock().marks(plan).ok_or(NanoError::NoPlan)?;
         let len = source.len();
         let Place { pages, payload_offset, owner, .. } = plan.place;
         if start.checked_add(len).is_none_or(|end| end > pages.bytes_total) {
@@ -252,53 +205,70 @@ impl Nano {
         }
         let began = boottime();
         let when = self.shared.when(stream);
-        self.shared.reach.write(owner, payload_offset + start, source, when)?;
+        self.shared.reach.write(owner, payload_offset + start, source, when, &marks)?;
         self.shared.tally.push.note(boottime().since(began));
         self.shared.tally.bytes_tx.add(len);
         Ok(())
     }
 
-    /// Makes the value readable by those who know where it is, after what is queued on `stream`; without one it waits for
-    /// all work of this process on its GPU. Again, it does nothing.
+    /// Makes the value readable by those who know where it is, after what is queued on `stream` and all pushes; without
+    /// one it waits for all work of this process on its GPU. Again, it does nothing.
     pub fn publish(&self, plan: &WritePlan, stream: Option<u64>) -> Result<(), NanoError> {
-        self.shared.publish(plan, stream)
+        let marks = self.shared.open.lock().marks(plan).ok_or(NanoError::NoPlan)?;
+        let (flight, when) = self.shared.publish(plan, &marks, stream)?;
+        self.shared.published(plan, flight, when)
     }
 
-    /// Publishes the value of an open plan, after what is queued on `stream`, and gives it to the key. Without a stream
-    /// it waits for all work of this process on its GPU. A kernel may have published the value already. Again, it does
-    /// nothing.
+    /// Publishes the value of an open plan, after what is queued on `stream` and all pushes, and gives it to the key.
+    /// Without a stream it waits for all work of this process on its GPU. A kernel may have published the value
+    /// already. Again, it does nothing.
     pub fn commit(&self, key: &[u8], stream: Option<u64>) -> Result<(), NanoError> {
-        let plan = {
-            let mut open = self.shared.open.lock();
+        let shared = &self.shared;
+        let (plan, marks) = {
+            let mut open = shared.open.lock();
             match open.take(key) {
-                Some(plan) => plan,
-                None if open.committed.contains(&key::fingerprint(key).0) => return Ok(()),
+                Some(taken) => taken,
+                None if open.was_committed(key) => return Ok(()),
                 None => return Err(NanoError::NoPlan),
             }
         };
         let began = boottime();
-        let ended = self.shared.publish(&plan, stream).and_then(|()| self.shared.end(key, &plan));
+        let (flight, when) = match shared.publish(&plan, &marks, stream) {
+            Ok(queued) => queued,
+            Err(error) => {
+                // It says nothing about the plan.
+                shared.open.lock().put_back(key, plan, marks);
+                return Err(error);
+            }
+        };
+        let ended = shared.published(&plan, flight, when).and_then(|()| shared.end(key, &plan));
         match ended {
             Ok(()) => {
-                self.shared.open.lock().note_committed(key);
-                self.shared.tally.commit.note(boottime().since(began));
+                let mut open = shared.open.lock();
+                open.release(key);
+                open.note_committed(key);
+                shared.tally.commit.note(boottime().since(began));
             }
             // Nothing is lost: what was queued publishes the value, and the next commit finds it.
-            Err(NanoError::Late) => self.shared.open.lock().put_back(key, plan),
-            Err(_) => self.shared.abandon(key, &plan),
+            Err(NanoError::Late) => shared.open.lock().put_back(key, plan, marks),
+            Err(_) => {
+                shared.abandon(key, &plan);
+                shared.open.lock().release(key);
+            }
         }
         ended
     }
 
     /// Gives up an open plan, after all work of this process on its GPU. No thread of the caller pushes it.
     pub fn abandon(&self, key: &[u8]) -> Result<(), NanoError> {
-        let plan = self.shared.open.lock().take(key).ok_or(NanoError::NoPlan)?;
+        let (plan, _) = self.shared.open.lock().take(key).ok_or(NanoError::NoPlan)?;
         self.shared.abandon(key, &plan);
+        self.shared.open.lock().release(key);
         Ok(())
     }
 
     /// Stores a value: bytes of device memory after what is queued on `stream`, a handle of the caller. When it returns,
-    /// the value is there.
+    /// the value is there. If it is late, the source stays as it is until the stream has come so far.
     pub fn put(
         &self,
         key: &[u8],
@@ -306,9 +276,23 @@ impl Nano {
         preferred: Option<usize>,
         stream: Option<u64>,
     ) -> Result<(), NanoError> {
-        self.shared.claim(key)?;
-        let done = self.shared.put(key, source, preferred, stream);
-        self.shared.open.lock().plans.remove(key);
+        self.put_held(key, source, preferred, stream, &mut || Box::new(()))
+    }
+
+    /// The same for memory that goes with what `hold` gives: if the put is late, that is kept for as long.
+    pub fn put_held(
+        &self,
+        key: &[u8],
+        source: Source<'_>,
+        preferred: Option<usize>,
+        stream: Option<u64>,
+        hold: Hold<'_>,
+    ) -> Result<(), NanoError> {
+        // Before room is asked for, which may be that of other values.
+        self.shared.reach.check(stream)?;
+        self.shared.open.lock().claim(key)?;
+        let done = self.shared.put(key, source, preferred, stream, hold);
+        self.shared.open.lock().release(key);
         done
     }
 
@@ -318,19 +302,31 @@ impl Nano {
     }
 
     /// Copies a value of exactly the target's length; `false`: the key has none. Device memory is written after what is
-    /// queued on `stream`, a handle of the caller; when it returns, the value is there.
+    /// queued on `stream`, a handle of the caller; when it returns, the value is there. If it is late, the target is
+    /// written when the stream comes so far; without a stream it is not late.
     pub fn get_into(
+        &self,
+        key: &[u8],
+        target: Target<'_>,
+        stream: Option<u64>,
+    ) -> Result<bool, NanoError> {
+        self.get_into_held(key, target, stream, &mut || Box::new(()))
+    }
+
+    /// The same for memory that goes with what `hold` gives: if the get is late, that is kept until it has ended.
+    pub fn get_into_held(
         &self,
         key: &[u8],
         mut target: Target<'_>,
         stream: Option<u64>,
+        hold: Hold<'_>,
     ) -> Result<bool, NanoError> {
         // Once more where what was found is gone: it was evicted after it was looked up, and the key may
         // have another value, or none.
         let began = boottime();
         for _ in 0..2 {
             let Some((place, seal)) = self.shared.locate(key)? else { return Ok(false) };
-            match self.shared.copy_out(&place, seal, &mut target, stream) {
+            match self.shared.copy_out(&place, seal, &mut target, stream, hold) {
                 Err(NanoError::Gone) => continue,
                 Ok(()) => self.shared.tally.get.note(boottime().since(began)),
                 Err(error) => return Err(error),
@@ -380,19 +376,10 @@ impl Nano {
 impl Drop for Nano {
     fn drop(&mut self) {
         let open = std::mem::take(&mut *self.shared.open.lock());
-        for (key, plan) in open.plans {
-            if let Some(plan) = plan {
-                self.shared.abandon(&key, &plan);
-            }
+        for (key, plan) in open.into_plans() {
+            self.shared.abandon(&key, &plan);
         }
-        // What is late has its memory until it has ended.
-        let late = std::mem::take(&mut *self.shared.late.lock());
-        for Late { flight, plan } in late {
-            drop(flight);
-            if let Some((key, plan)) = plan {
-                self.shared.give_up(&key, &plan);
-            }
-        }
+        self.shared.end_late();
         self.duty.end();
     }
 }
@@ -419,49 +406,13 @@ impl Shared {
         When { stream, until: self.deadline() }
     }
 
-    /// Takes a key for one put of this process.
-    fn claim(&self, key: &[u8]) -> Result<(), NanoError> {
-        let mut open = self.open.lock();
-        match open.plans.entry(key.to_vec()) {
-            Entry::Vacant(place) => place.insert(None),
-            Entry::Occupied(_) => return Err(PutError::InProgress { after_ms: 1 }.into()),
-        };
-        open.committed.remove(&key::fingerprint(key).0);
-        Ok(())
-    }
-
-    /// Waits for work of this call. If it does not end in time it is kept, and `plan` is given up when it has.
-    fn land(
-        &self,
-        mut flight: Box<dyn Flight>,
-        when: When,
-        plan: Option<(&[u8], &WritePlan)>,
-    ) -> Result<Stepped, NanoError> {
-        if let Some(stepped) = wait_until(when.until, || flight.look())? {
-            return Ok(stepped);
-        }
-        let plan = plan.map(|(key, plan)| (key.to_vec(), *plan));
-        self.late.lock().push(Late { flight, plan });
-        Err(NanoError::Late)
-    }
-
-    /// Ends what was late and has come to its end.
-    pub(crate) fn tend_late(&self) {
-        let over: Vec<Late> = {
-            let mut late = self.late.lock();
-            late.extract_if(.., |late| !matches!(late.flight.look(), Ok(None))).collect()
-        };
-        for (key, plan) in over.into_iter().filter_map(|late| late.plan) {
-            self.give_up(&key, &plan);
-        }
-    }
-
     fn put(
         &self,
         key: &[u8],
         source: Source<'_>,
         preferred: Option<usize>,
         stream: Option<u64>,
+        hold: Hold<'_>,
     ) -> Result<(), NanoError> {
         let len = source.len();
         let (plan, header) = self.plan(key, len, preferred)?;
@@ -476,7 +427,7 @@ impl Shared {
                 return Err(error);
             }
         };
-        match self.land(flight, when, Some((key, &plan))) {
+        match self.land(flight, when, Some((key, &plan)), Some(hold)) {
             Ok(Ok(_)) => {}
             // The plan goes when the work has ended.
             Err(NanoError::Late) => return Err(NanoError::Late),
@@ -595,13 +546,30 @@ impl Shared {
         }
     }
 
-    fn publish(&self, plan: &WritePlan, stream: Option<u64>) -> Result<(), NanoError> {
-        let (place, when) = (&plan.place, self.when(stream));
+    /// Queues what makes the value ready. An error says that this was not queued, and nothing about the plan.
+    fn publish(
+        &self,
+        plan: &WritePlan,
+        marks: &Marks,
+        stream: Option<u64>,
+    ) -> Result<(Box<dyn Flight>, When), NanoError> {
         if stream.is_none() {
             // Kernels of this process that push the value, and may publish it, have ended.
             self.reach.settle()?;
         }
-        if self.land(self.reach.publish(place, when)?, when, None)?.is_ok() {
+        let when = self.when(stream);
+        Ok((self.reach.publish(&plan.place, when, marks)?, when))
+    }
+
+    /// Waits until the value is ready.
+    fn published(
+        &self,
+        plan: &WritePlan,
+        flight: Box<dyn Flight>,
+        when: When,
+    ) -> Result<(), NanoError> {
+        let place = &plan.place;
+        if self.land(flight, when, None, None)?.is_ok() {
             return Ok(());
         }
         // Published already, by a kernel or an earlier call; or given up by the watchdog.
@@ -636,7 +604,7 @@ impl Shared {
 
     /// Gives up a plan by which this rank stores no more, so it fences itself: the slot is free as soon as the owner
     /// looks. Whatever fails here, the master's watchdog and the owner make good.
-    fn give_up(&self, key: &[u8], plan: &WritePlan) {
+    pub(crate) fn give_up(&self, key: &[u8], plan: &WritePlan) {
         let place = &plan.place;
         let _ = self.touch(place, Touch::Apply(Event::Abort));
         let slot = place.slot;
@@ -683,6 +651,7 @@ impl Shared {
         seal: Seal,
         target: &mut Target<'_>,
         stream: Option<u64>,
+        hold: Hold<'_>,
     ) -> Result<(), NanoError> {
         let (value, given) = (place.pages.bytes_total, target.len());
         if value != given {
@@ -690,7 +659,11 @@ impl Shared {
         }
         let (me, when) = (self.me(), self.when(stream));
         let flight = self.reach.get(place, target, when)?;
-        self.land(flight, when, None)?.map_err(|refused| NanoError::of_pin(refused, me))?;
+        let landed = match stream {
+            None => outlast(flight, when)?,
+            Some(_) => self.land(flight, when, None, Some(hold))?,
+        };
+        landed.map_err(|refused| NanoError::of_pin(refused, me))?;
         self.tally.bytes_rx.add(value);
         if seal != Seal::default() && Seal::over(value, self.reach.sums_of(target)?) != seal {
             return Err(NanoError::Damaged);

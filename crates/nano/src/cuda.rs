@@ -8,6 +8,7 @@ use crate::error::NanoError;
 use crate::kernels::{self, Action, Counts, Kernels, Outcome, Outcomes, Push, Read, Steps, Value};
 use crate::lane::{Lane, Lanes, Taken, Told, room};
 use crate::layout::{HeapLayout, PIECE};
+use crate::marks::Marks;
 use crate::plan::Place;
 use crate::reach::{Flight, Landed, Reach, Source, Step, Stepped, Target, Touch, When, wait_until};
 use mooncrate_core::header::{HEADER_BYTES, Header};
@@ -138,8 +139,8 @@ impl CudaReach {
 
 impl CudaReach {
     /// The caller's stream. One that is recorded into a graph would never come to what is queued on it.
-    fn stream_of(&self, when: When) -> Result<Option<Stream>, NanoError> {
-        let Some(handle) = when.stream else { return Ok(None) };
+    fn stream_of(&self, handle: Option<u64>) -> Result<Option<Stream>, NanoError> {
+        let Some(handle) = handle else { return Ok(None) };
         // SAFETY: who names a stream keeps it alive until its call has returned, as `When` asks.
         let stream = unsafe { Stream::of_others(self.lanes.gpu(), handle) };
         stream.not_recording("move a value")?;
@@ -308,21 +309,29 @@ impl Reach for CudaReach {
         Ok(Header::from_words(&fields))
     }
 
+    fn check(&self, stream: Option<u64>) -> Result<(), NanoError> {
+        self.stream_of(stream).map(drop)
+    }
+
     fn write(
         &self,
         owner: Rank,
         offset: u64,
         source: Source<'_>,
         when: When,
+        marks: &Marks,
     ) -> Result<(), NanoError> {
         if source.is_empty() {
             return Ok(());
         }
         let target = self.part(owner, offset, source.len())?;
-        let (lane, on) = (self.lanes.take()?, self.stream_of(when)?);
+        let (lane, on) = (self.lanes.take()?, self.stream_of(when.stream)?);
         match (source, &on) {
             (Source::Host(bytes), _) => target.write(bytes, &lane.stream)?,
-            (Source::Device(span), Some(stream)) => target.copy_from(span, stream)?,
+            (Source::Device(span), Some(stream)) => {
+                target.copy_from(span, stream)?;
+                marks.set(stream)?;
+            }
             (Source::Device(span), None) => {
                 target.copy_from(span, &lane.stream)?;
                 lane.stream.synchronize()?;
@@ -338,7 +347,7 @@ impl Reach for CudaReach {
         source: Source<'_>,
         when: When,
     ) -> Result<Box<dyn Flight>, NanoError> {
-        let (mut lane, on) = (self.lanes.take()?, self.stream_of(when)?);
+        let (mut lane, on) = (self.lanes.take()?, self.stream_of(when.stream)?);
         let (owner, value) = (place.owner, Self::value(place));
         let open = place.step(Touch::Begin(Box::new(*header)));
         match source {
@@ -357,7 +366,8 @@ impl Reach for CudaReach {
                 if begun.is_err() {
                     return Ok(Box::new(Landed(begun)));
                 }
-                self.write(owner, place.payload_offset, source, When { stream: None, ..when })?;
+                let (when, none) = (When { stream: None, ..when }, Marks::default());
+                self.write(owner, place.payload_offset, source, when, &none)?;
                 let (parts, stream) = lane.queue(None);
                 self.kernels.commit(stream, &self.heap, value, &parts.counter)?;
                 lane.tell(Told::Copy, None)?;
@@ -372,7 +382,7 @@ impl Reach for CudaReach {
         target: &mut Target<'_>,
         when: When,
     ) -> Result<Box<dyn Flight>, NanoError> {
-        let (mut lane, on) = (self.lanes.take()?, self.stream_of(when)?);
+        let (mut lane, on) = (self.lanes.take()?, self.stream_of(when.stream)?);
         let (owner, value, me) = (place.owner, Self::value(place), self.heap.rank());
         let pin = place.step(Touch::Pin(me));
         if let Target::Device(target) = target
@@ -397,8 +407,14 @@ impl Reach for CudaReach {
         Ok(Box::new(Landed(pinned)))
     }
 
-    fn publish(&self, place: &Place, when: When) -> Result<Box<dyn Flight>, NanoError> {
-        let (mut lane, on) = (self.lanes.take()?, self.stream_of(when)?);
+    fn publish(
+        &self,
+        place: &Place,
+        when: When,
+        marks: &Marks,
+    ) -> Result<Box<dyn Flight>, NanoError> {
+        let (mut lane, on) = (self.lanes.take()?, self.stream_of(when.stream)?);
+        marks.precede(on.as_ref().unwrap_or(&lane.stream))?;
         let (parts, stream) = lane.queue(on.as_ref());
         self.kernels.commit(stream, &self.heap, Self::value(place), &parts.counter)?;
         lane.tell(Told::Copy, on.as_ref())?;

@@ -80,11 +80,12 @@ fn cuda_values_go_and_come_in_chains() {
     let place = place(&layout, owner, 3, 5_000);
     let begin = place.step(Touch::Begin(Box::default()));
     me.step(owner, &[begin]).unwrap().remove(0).unwrap();
-    me.write(owner, place.payload_offset, Source::Host(&bytes[..4096]), when).unwrap();
+    let marks = Marks::default();
+    me.write(owner, place.payload_offset, Source::Host(&bytes[..4096]), when, &marks).unwrap();
     let rest = source.span().part(4096..5000).unwrap();
-    me.write(owner, place.payload_offset + 4096, Source::Device(rest), when).unwrap();
-    landed(me.publish(&place, when).unwrap()).unwrap();
-    landed(me.publish(&place, when).unwrap()).unwrap_err();
+    me.write(owner, place.payload_offset + 4096, Source::Device(rest), when, &marks).unwrap();
+    landed(me.publish(&place, when, &marks).unwrap()).unwrap();
+    landed(me.publish(&place, when, &marks).unwrap()).unwrap_err();
     let mut host = vec![0; 5_000];
     landed(me.get(&place, &mut Target::Host(&mut host), when).unwrap()).unwrap();
     assert_eq!(host, bytes[..5_000]);

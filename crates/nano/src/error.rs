@@ -104,7 +104,10 @@ pub enum NanoError {
     #[error("the value is being written; try again")]
     NotReady,
     /// What was queued before it on the caller's stream did not end in time, or Ctrl-C ended the wait.
-    #[error("what was queued before on the stream did not end in time; try again")]
+    #[error(
+        "what was queued before on the stream did not end in time, or the wait was interrupted; wait for the stream, or join \
+         with a longer timeout"
+    )]
     Late,
     /// This rank holds as many pins on the object as it may.
     #[error("{0} holds 7 pins on this object, the most; unpin one first")]

@@ -64,8 +64,16 @@ struct State {
     waiting: BTreeMap<Slot, Waiting>,
     /// Where the next tick goes on.
     next: Slot,
-    /// Ranks whose processes have ended and whose pins were reaped: since when.
-    gone: BTreeMap<Rank, Now>,
+    /// Ranks whose processes have ended.
+    gone: BTreeMap<Rank, Ended>,
+}
+
+/// A process that has ended. Its pins are taken back at once, and again when its GPU has done its last step, too: a kernel
+/// that was on its way may have pinned in between.
+#[derive(Clone, Copy, Debug)]
+struct Ended {
+    since: Now,
+    silent: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -247,11 +255,16 @@ impl Owner {
         for rank in gone.iter() {
             if let Entry::Vacant(place) = state.gone.entry(rank) {
                 self.reach.reap(self.me(), rank)?;
-                place.insert(now);
+                place.insert(Ended { since: now, silent: self.offered.grace.is_zero() });
             }
         }
-        let over = |since: &Now| since.plus(self.offered.grace) <= now;
-        let silent = state.gone.iter().filter(|(_, since)| over(since));
+        for (rank, ended) in &mut state.gone {
+            if !ended.silent && ended.since.plus(self.offered.grace) <= now {
+                self.reach.reap(self.me(), *rank)?;
+                ended.silent = true;
+            }
+        }
+        let silent = state.gone.iter().filter(|(_, ended)| ended.silent);
         let silent: Ranks = silent.map(|(rank, _)| *rank).collect();
         let from = state.next;
         let mut looked: Vec<(Slot, Waiting)> = state
@@ -263,12 +276,16 @@ impl Owner {
             .collect();
         state.next = looked.last().map_or(Slot(0), |(slot, _)| Slot(slot.0.wrapping_add(1)));
         looked.retain(|(_, waiting)| !matches!(waiting.why, Why::Retiring(due) if due > now));
-        let words = self.words(looked.iter().map(|(slot, _)| *slot))?;
+        // Who retires is asked by the step itself.
+        let quarantined =
+            looked.iter().filter(|(_, waiting)| matches!(waiting.why, Why::Quarantined));
+        let mut words = self.words(quarantined.map(|(slot, _)| *slot))?.into_iter();
         let mut steps = Vec::new();
-        for ((slot, waiting), word) in looked.iter().zip(words) {
+        for (slot, waiting) in &looked {
             let (generation, event) = match waiting.why {
                 Why::Retiring(_) => (waiting.ordered, RECLAIM),
                 Why::Quarantined => {
+                    let word = words.next().expect("a word for each that was asked for");
                     let after = waiting.ordered.next().unwrap_or(Generation::MAX);
                     if word == Word::new(after, ReplicaState::Failed, word.pins())
                         && !self.producer_is_silent(*slot, waiting.ordered, silent)?

@@ -153,6 +153,20 @@ fn pins_of_the_dead_are_taken_back_once() {
     assert_eq!(rig.tick(3, Ranks::only(one())), [freed(1)]);
 }
 
+/// Under MPS a kernel that pins may run after the process that launched it has ended, and nothing would unpin.
+#[test]
+fn pins_that_the_gpu_of_the_dead_takes_are_taken_back_too() {
+    let rig = rig_with(Duration::from_secs(5));
+    rig.put(3, G);
+    let second = 1_000_000_000;
+    assert_eq!(rig.tick(2 * second, Ranks::only(one())), [], "its process has just ended");
+    rig.touch(3, G, Touch::Pin(one())).unwrap();
+    let retire = rig.order(3, G, Action::Retire { free_after_ms: 0 });
+    assert_eq!(rig.obey(3 * second, &[retire]), [OrderResult::Waiting]);
+    assert_eq!(rig.tick(7 * second - 1, Ranks::only(one())), []);
+    assert_eq!(rig.tick(7 * second, Ranks::only(one())), [freed(1)]);
+}
+
 #[test]
 fn a_life_that_never_began_is_passed_over() {
     let rig = rig();

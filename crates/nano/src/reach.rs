@@ -3,6 +3,7 @@
 
 use crate::error::NanoError;
 use crate::layout::HeapLayout;
+use crate::marks::Marks;
 use crate::plan::Place;
 use mooncrate_core::header::{HEADER_BYTES, Header, WORD_OFFSET};
 use mooncrate_core::limits::SLICE_BYTES;
@@ -100,7 +101,7 @@ pub(crate) fn wait_until<T>(
 
 /// How long looks follow each other at once, and the pause between two later on.
 const SPIN: Duration = Duration::from_micros(300);
-const NAP: Duration = Duration::from_micros(50);
+pub(crate) const NAP: Duration = Duration::from_micros(50);
 
 /// Work on a GPU that was queued, and what becomes of it.
 pub trait Flight: Send + fmt::Debug {
@@ -141,13 +142,18 @@ pub trait Reach: Send + Sync + fmt::Debug {
     /// The fields of a header. They are those of a life only while it cannot end.
     fn header(&self, owner: Rank, slot: Slot) -> Result<Header, NanoError>;
 
-    /// Copies bytes into the heap of `owner`, at that offset of its heap. From device memory that is queued on the stream.
+    /// Refuses a stream on which nothing can be queued now.
+    fn check(&self, stream: Option<u64>) -> Result<(), NanoError>;
+
+    /// Copies bytes into the heap of `owner`, at that offset of its heap. From device memory that is queued on the stream,
+    /// and its end marked.
     fn write(
         &self,
         owner: Rank,
         offset: u64,
         source: Source<'_>,
         when: When,
+        marks: &Marks,
     ) -> Result<(), NanoError>;
 
     /// Begins a life, copies all its bytes from `source` and makes it ready. Nothing is written if it was not begun.
@@ -167,8 +173,13 @@ pub trait Reach: Send + Sync + fmt::Debug {
         when: When,
     ) -> Result<Box<dyn Flight>, NanoError>;
 
-    /// Makes the value of a life that was begun ready.
-    fn publish(&self, place: &Place, when: When) -> Result<Box<dyn Flight>, NanoError>;
+    /// Makes the value of a life that was begun ready, after all that is marked.
+    fn publish(
+        &self,
+        place: &Place,
+        when: When,
+        marks: &Marks,
+    ) -> Result<Box<dyn Flight>, NanoError>;
 
     /// Waits until everything that this process has queued on its GPU has ended.
     fn settle(&self) -> Result<(), NanoError>;
@@ -304,12 +315,17 @@ impl Reach for HostReach {
         Ok(Header::from_words(&fields))
     }
 
+    fn check(&self, _stream: Option<u64>) -> Result<(), NanoError> {
+        Ok(())
+    }
+
     fn write(
         &self,
         owner: Rank,
         offset: u64,
         source: Source<'_>,
         _when: When,
+        _marks: &Marks,
     ) -> Result<(), NanoError> {
         let Source::Host(bytes) = source else { return Err(NanoError::OtherMemory(self.medium())) };
         Ok(self.region(owner)?.store(offset, bytes)?)
@@ -326,8 +342,9 @@ impl Reach for HostReach {
         if begun.is_err() {
             return Ok(Box::new(Landed(begun)));
         }
-        self.write(place.owner, place.payload_offset, source, when)?;
-        self.publish(place, when)
+        let none = Marks::default();
+        self.write(place.owner, place.payload_offset, source, when, &none)?;
+        self.publish(place, when, &none)
     }
 
     fn get(
@@ -348,7 +365,12 @@ impl Reach for HostReach {
         Ok(Box::new(Landed(pinned)))
     }
 
-    fn publish(&self, place: &Place, _when: When) -> Result<Box<dyn Flight>, NanoError> {
+    fn publish(
+        &self,
+        place: &Place,
+        _when: When,
+        _marks: &Marks,
+    ) -> Result<Box<dyn Flight>, NanoError> {
         let published = self.touch(place.owner, &place.step(Touch::Apply(Event::Publish)))?;
         Ok(Box::new(Landed(published)))
     }

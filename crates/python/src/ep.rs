@@ -64,7 +64,7 @@ impl Joining {
                     ep.tune(Tuning { blocks, ..ep.tuning() })?;
                 }
                 let own = Stream::new(&gpu)?;
-                Side::Cuda(Box::new(OnGpu { ep, under_way: None, shown: None, own, gpu }))
+                Side::Cuda(Box::new(OnGpu { ep, under_way: None, shown: [None; 2], own, gpu }))
             }
         };
         let rooms = Rooms::new(&shape, *inter, side.gpu())?;
@@ -96,16 +96,19 @@ pub(crate) struct OnGpu {
     pub(crate) ep: CudaEp,
     /// The layer whose dispatch was queued and whose combine was not; copies to the rooms of its batch wait for it.
     pub(crate) under_way: Option<UnderWay>,
-    /// The stream of the last layer, if its result is in the room of this rank: the caller reads it there.
-    pub(crate) shown: Option<u64>,
+    /// The last layer that was queued, and the last one that was recorded, if its result is in the room of this rank: the
+    /// caller reads it there.
+    pub(crate) shown: [Option<UnderWay>; 2],
     /// For what is not done in the caller's stream.
     pub(crate) own: Stream,
     pub(crate) gpu: Gpu,
 }
 
 /// A layer that was begun.
+#[derive(Clone, Copy)]
 pub(crate) struct UnderWay {
-    /// The stream of its dispatch, which lives until the next layer begins.
+    /// The stream of its dispatch, which lives until the next layer begins: one that is queued if this one was, and one of
+    /// the same recording if this one was recorded.
     pub(crate) stream: u64,
     /// The recording that its dispatch is part of.
     pub(crate) recording: Option<u64>,
@@ -171,7 +174,7 @@ impl Live {
                 let streams: Vec<&Stream> = streams.iter().collect();
                 let replays = if replays.is_some() { Replays::Named } else { Replays::Anywhere };
                 cuda.ep.reset(group, &streams, replays, *within)?;
-                (cuda.under_way, cuda.shown) = (None, None);
+                (cuda.under_way, cuda.shown) = (None, [None; 2]);
                 Ok(())
             }
         }
@@ -253,16 +256,7 @@ impl EpRank {
 impl Drop for EpRank {
     fn drop(&mut self) {
         if let Some(held) = self.held.take() {
-            drop_detached(Kept(held));
+            drop_detached(held);
         }
-    }
-}
-
-/// Puts the context of the thread back after the rank is gone.
-struct Kept(Mutex<Option<Live>>);
-
-impl Drop for Kept {
-    fn drop(&mut self) {
-        *self.0.lock() = None;
     }
 }

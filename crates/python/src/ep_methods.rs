@@ -120,7 +120,7 @@ impl EpRank {
         })
     }
 
-    /// Sends tokens and has those that came for this rank's experts in `rows` and `counts`.
+    /// Sends tokens and has those that came for this rank's experts in `rows` and `counts`. Whether that was recorded.
     #[pyo3(signature = (x, ids, weights, tokens, *, wide, count, layer, stream))]
     #[expect(clippy::too_many_arguments, reason = "arguments of Python")]
     fn dispatch(
@@ -134,7 +134,7 @@ impl EpRank {
         count: Option<Given>,
         layer: Layer,
         stream: u64,
-    ) -> PyResult<()> {
+    ) -> PyResult<bool> {
         let (tokens, layer) = (tokens.get(), layer.0 as u16);
         let sending = Sending { x, ids, wide, weights, tokens, count, layer };
         self.with(py, |live| live.dispatch(&sending, stream))
@@ -147,7 +147,7 @@ impl EpRank {
         self.with(py, |live| live.combine(Some(&y), out.as_mut(), stream))
     }
 
-    /// A whole layer with the experts that are here.
+    /// A whole layer with the experts that are here. Whether that was recorded.
     #[pyo3(signature = (x, ids, weights, tokens, w13, w2, out, *, wide, count, layer, stream))]
     #[expect(clippy::too_many_arguments, reason = "arguments of Python")]
     fn forward(
@@ -164,16 +164,17 @@ impl EpRank {
         count: Option<Given>,
         layer: Layer,
         stream: u64,
-    ) -> PyResult<()> {
+    ) -> PyResult<bool> {
         let (tokens, layer) = (tokens.get(), layer.0 as u16);
         let sending = Sending { x, ids, wide, weights, tokens, count, layer };
         let (products, mut out) = (Products { w13, w2 }, out);
         self.with(py, |live| {
             live.check_products(&products)?;
             live.check_out(out.as_mut(), sending.tokens)?;
-            live.dispatch(&sending, stream)?;
+            let recorded = live.dispatch(&sending, stream)?;
             live.experts(&products, stream)?;
-            live.combine(None, out.as_mut(), stream)
+            live.combine(None, out.as_mut(), stream)?;
+            Ok(recorded)
         })
     }
 

@@ -64,16 +64,16 @@ fn aligned(what: &str, memory: Span<'_>) -> Result<(), EpError> {
 }
 
 impl Live {
-    /// Sends the tokens of this rank, and has what came in `rows` and `counts`.
-    pub(crate) fn dispatch(&mut self, given: &Sending, stream: u64) -> Result<(), EpError> {
+    /// Sends the tokens of this rank, and has what came in `rows` and `counts`. Whether that was recorded.
+    pub(crate) fn dispatch(&mut self, given: &Sending, stream: u64) -> Result<bool, EpError> {
         let Self { side, rooms, shape, .. } = self;
         side.status()?;
-        match side {
-            Side::Host(ep) => dispatch_on_host(ep, rooms, given)?,
+        let recorded = match side {
+            Side::Host(ep) => dispatch_on_host(ep, rooms, given).map(|()| false)?,
             Side::Cuda(cuda) => dispatch_on_gpu(cuda, rooms, shape, given, stream)?,
-        }
+        };
         self.tokens = given.tokens;
-        Ok(())
+        Ok(recorded)
     }
 
     /// Refuses weights of experts that do not fit, and a rank that has no memory for experts.
@@ -196,7 +196,7 @@ fn dispatch_on_gpu(
     shape: &Shape,
     given: &Sending,
     stream: u64,
-) -> Result<(), EpError> {
+) -> Result<bool, EpError> {
     let stream = queue(cuda, stream);
     let recording = stream.recording()?;
     // The exchange looks for it, too, but after copies to rooms that the layer has yet to read. A recording that
@@ -205,19 +205,22 @@ fn dispatch_on_gpu(
     if cuda.under_way.as_ref().is_some_and(|layer| !ended(layer)) {
         return Err(EpError::Order { called: "dispatch", before: "pack" });
     }
-    if let Some(handle) = cuda.shown
-        && handle != stream.raw()
+    // A recording is no part of the order of plain layers, nor they of its own. The stream of one that has ended may be gone.
+    let kind = usize::from(recording.is_some());
+    if let Some(layer) = cuda.shown[kind]
+        && (layer.stream != stream.raw() && layer.recording == recording)
     {
         // The result of the layer before is in a room of this rank, and what reads it was queued behind that layer.
-        cuda.ep.extend(&queue(cuda, handle))?;
+        cuda.ep.extend(&queue(cuda, layer.stream))?;
     }
     let own = rooms.batch.as_ref().expect("a rank on a GPU has them");
     let batch = device_batch(own, shape, given, cuda, &stream)?;
     cuda.ep.dispatch(&stream, given.layer, &batch)?;
-    cuda.shown = None;
+    cuda.shown[kind] = None;
     cuda.under_way = Some(UnderWay { stream: stream.raw(), recording });
     cuda.ep.await_rows(&stream)?;
-    cuda.ep.pack(&stream, rooms.rows.span(), rooms.counts.span())
+    cuda.ep.pack(&stream, rooms.rows.span(), rooms.counts.span())?;
+    Ok(recording.is_some())
 }
 
 /// The batch where it is, if it has room for as many tokens as fit, because kernels read all of it; otherwise a
@@ -307,8 +310,9 @@ fn combine_on_gpu(
     cuda.ep.give_back(&stream, results)?;
     cuda.ep.await_results(&stream)?;
     cuda.ep.combine(&stream, direct.unwrap_or_else(|| rooms.out.span()))?;
-    cuda.under_way = None;
-    cuda.shown = out.is_none().then(|| stream.raw());
+    if let Some(layer) = cuda.under_way.take() {
+        cuda.shown[usize::from(layer.recording.is_some())] = out.is_none().then_some(layer);
+    }
     match (out, direct) {
         (Some(out), None) if needed > 0 => {
             out.copy_from(rooms.out.span().part(0..needed)?, &stream)?;

@@ -4,6 +4,7 @@ use crate::error::{Class, by_advice, make, of_call};
 use mooncrate::Advice;
 use mooncrate::nano::JoinError;
 use mooncrate_core::error::{GetError, PutError, RemoveError};
+use mooncrate_gpu::GpuError;
 use mooncrate_nano::NanoError;
 use pyo3::prelude::*;
 
@@ -29,6 +30,7 @@ fn sorted(error: &NanoError) -> (Class, &'static str) {
         NanoError::Late => (Class::Busy, "late stream"),
         NanoError::TooManyPins(_) | NanoError::InUse { .. } => (Class::Busy, "pinned"),
         NanoError::Damaged => (Class::Error, "damaged"),
+        NanoError::Gpu(GpuError::Recording { .. }) => (Class::Invalid, "recording"),
         NanoError::Heap(_) | NanoError::Gpu(_) | NanoError::NoAtomics(_) => {
             (Class::Unavailable, "no heap")
         }

@@ -11,7 +11,7 @@ use crate::options::span;
 use crate::paged_input::{Whole, Word};
 use mooncrate::nano::{NanoBackend, NanoOptions};
 use mooncrate_core::key;
-use mooncrate_nano::{NanoConfig, NanoError};
+use mooncrate_nano::{Held, NanoConfig, NanoError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use std::path::PathBuf;
@@ -117,14 +117,20 @@ impl NanoRank {
         value: GivenSource,
         preferred_segment: Option<Number>,
     ) -> PyResult<()> {
-        let owner = number(preferred_segment);
-        self.call(py, |nano| nano.put(key.bytes(), value.source(nano)?, owner, value.stream()))
+        let (rank, mut owner) = (number(preferred_segment), value.owner(py));
+        self.call(py, |nano| {
+            let mut hold = || -> Held { Box::new(owner.take()) };
+            nano.put_held(key.bytes(), value.source(nano)?, rank, value.stream(), &mut hold)
+        })
     }
 
     /// Copies a value; `False`: the key has none.
     fn get_into(&self, py: Python<'_>, key: Key, target: GivenTarget) -> PyResult<bool> {
-        let (stream, mut target) = (target.stream(), target);
-        self.call(py, |nano| nano.get_into(key.bytes(), target.target(nano)?, stream))
+        let (stream, mut owner, mut target) = (target.stream(), target.owner(py), target);
+        self.call(py, |nano| {
+            let mut hold = || -> Held { Box::new(owner.take()) };
+            nano.get_into_held(key.bytes(), target.target(nano)?, stream, &mut hold)
+        })
     }
 
     fn remove(&self, py: Python<'_>, key: Key) -> PyResult<bool> {

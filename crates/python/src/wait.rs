@@ -5,7 +5,8 @@
 //! to run ([`mooncrate_lock::interrupt`]); calls of other threads never get a signal and wait as they are.
 //!
 //! What must stay true: a call that a handler has ended by an exception raises it when nothing of the call is
-//! left, so no byte of the caller's memory changes afterwards. Handlers run only where the call holds no lock of
+//! left, so no byte of the caller's memory changes afterwards; but for device memory that a rank of the GPU-resident cache
+//! has yet to write in the order of the caller's stream, and keeps until then. Handlers run only where the call holds no lock of
 //! ours: a handler may use the same store, and wherever Python runs, its collector may end a view. Where a lock
 //! is held, only Ctrl-C with Python's own handler is looked for, which needs no Python to run.
 

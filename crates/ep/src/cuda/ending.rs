@@ -12,8 +12,9 @@ use crate::memory::own;
 use mooncrate_gpu::{Event, Stream};
 use mooncrate_heap::{Group, Ranks};
 use mooncrate_lock::interrupt;
+use std::panic::resume_unwind;
 use std::sync::Arc;
-use std::thread::sleep;
+use std::thread::{Builder, scope, sleep};
 use std::time::Duration;
 
 /// Looks for the end of a stream before the thread sleeps between two of them: some hundred microseconds.
@@ -62,9 +63,29 @@ impl CudaEp {
     }
 
     fn await_event(&self, event: &Event) -> Result<(), EpError> {
+        self.attend(|| Ok(event.passed()?))
+    }
+
+    /// Waits for everything on the GPU. A thread waits, because nobody can be looked for in that call.
+    fn await_gpu(&self) -> Result<(), EpError> {
+        let gpu = self.side.gpu();
+        scope(|threads| {
+            let named = Builder::new().name("ep-drain".into());
+            let Ok(thread) = named.spawn_scoped(threads, || gpu.synchronize()) else {
+                // Who ends later than this is waited for until the timeout.
+                self.notice();
+                return Ok(gpu.synchronize()?);
+            };
+            self.attend(|| Ok(thread.is_finished()))?;
+            Ok(thread.join().unwrap_or_else(|panic| resume_unwind(panic))?)
+        })
+    }
+
+    /// Waits until something is over that waits of this rank may keep from it, and looks meanwhile who has ended.
+    fn attend(&self, mut is_over: impl FnMut() -> Result<bool, EpError>) -> Result<(), EpError> {
         let mut looks = 0u32;
         // Every wait on the GPU has a timeout, so this ends.
-        while !event.passed()? {
+        while !is_over()? {
             looks = looks.saturating_add(1);
             if looks < FINISH_SPINS {
                 std::hint::spin_loop();
@@ -77,7 +98,7 @@ impl CudaEp {
                 sleep(FINISH_PAUSE);
             }
         }
-        // No wait that was queued before the event is left, and those to come have their time.
+        // No wait that was queued before is left, and those to come have their time.
         self.aborted.set(self.aborted.get() & !OVER);
         self.tell(ABORT, self.aborted.get());
         Ok(())
@@ -138,7 +159,7 @@ impl CudaEp {
         let known = |handle| streams.iter().any(|stream| stream.raw() == handle);
         let lost = self.course.under_way_on().is_some_and(|handle| !known(handle));
         if lost || (replays == Replays::Anywhere && self.course.has_recorded()) {
-            return Ok(self.side.gpu().synchronize()?);
+            return self.await_gpu();
         }
         // Plain layers follow each other, so this is the end of all of them.
         self.await_event(&self.ends[0])
@@ -211,7 +232,7 @@ impl CudaEp {
             sleep(FINISH_PAUSE);
         }
         // Graphs of whole layers may be on other streams.
-        self.side.gpu().synchronize()?;
+        self.await_gpu()?;
         let ended = self.status();
         self.give_up(LEAVES);
         self.say_left(true)?;

@@ -32,6 +32,7 @@
 #include "../../../paged/src/kernels/copy_blocks.cu"
 #include "../../../paged/src/kernels/gather.cu"
 
+#include <atomic>
 #include <csetjmp>
 #include <cstdio>
 #include <cstdlib>
@@ -66,6 +67,7 @@ enum Answer {
     LAUNCH_FAILED = 719,
     CAPTURE_UNSUPPORTED = 900,
     CAPTURE_INVALIDATED = 901,
+    CAPTURE_IMPLICIT = 906,
     CAPTURED_EVENT = 907,
 };
 
@@ -174,6 +176,7 @@ DRIVER cuGetErrorName(int answer, const char** name) {
         {NOT_FOUND, "CUDA_ERROR_NOT_FOUND"},
         {CAPTURE_UNSUPPORTED, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"},
         {CAPTURE_INVALIDATED, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"},
+        {CAPTURE_IMPLICIT, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT"},
         {CAPTURED_EVENT, "CUDA_ERROR_CAPTURED_EVENT"},
     };
     const auto found = names.find(answer);
@@ -187,12 +190,13 @@ using Work = std::vector<std::function<void()>>;
 
 struct Stream;
 
-// Passed up to the record of this number, with the time of it in milliseconds.
+// Passed up to the record of this number, with the time of it in milliseconds. Kernels run with the lock of streams, and
+// an event can be asked for meanwhile.
 struct Event {
-    unsigned long long recorded = 0, passed = 0;
+    std::atomic<unsigned long long> recorded{0}, passed{0};
     double time = 0;
     // The stream whose recording it is part of.
-    Stream* part = nullptr;
+    std::atomic<Stream*> part{nullptr};
 };
 
 // What a stream does next: work, or nothing before an event was passed.
@@ -208,6 +212,8 @@ struct Queued {
 // a recording queue is kept, and done, in the order of the calls.
 struct Stream {
     bool recording = false, held = false;
+    // Whether it waits for the default stream, and that for it.
+    bool blocking = false;
     // Whether it has waited for an event: once that is passed, it runs ahead of all others.
     bool waited = false;
     // Which recording it is, or was.
@@ -233,12 +239,15 @@ static thread_local int thread_mode = GLOBAL;
 
 // Whether a call that is unsafe beside a recording is forbidden here; then the recordings that forbid it have ended.
 static bool forbidden() {
+    if (thread_mode == RELAXED) {
+        return false;
+    }
     const std::lock_guard<std::recursive_mutex> hold(streams_lock);
     bool found = false;
     for (Stream* stream : streams) {
         const bool own = stream->thread == &thread_mode && stream->mode != RELAXED;
         const bool of_all = thread_mode == GLOBAL && stream->mode == GLOBAL;
-        if (stream->recording && thread_mode != RELAXED && (own || of_all)) {
+        if (stream->recording && (own || of_all)) {
             found = stream->broken = true;
         }
     }
@@ -332,10 +341,11 @@ static void until_idle(Stream* one) {
     }
 }
 
-DRIVER cuStreamCreate(Stream** stream, unsigned) {
+DRIVER cuStreamCreate(Stream** stream, unsigned flags) {
     UNSAFE
     const std::lock_guard<std::recursive_mutex> hold(streams_lock);
-    return streams.insert(*stream = new Stream), OK;
+    streams.insert(*stream = new Stream);
+    return (*stream)->blocking = !(flags & 1), OK;
 }
 DRIVER cuStreamDestroy_v2(Stream* stream) {
     UNSAFE
@@ -370,18 +380,25 @@ DRIVER cuCtxSynchronize() {
     }
     return until_idle(nullptr), OK;
 }
-static int status_of(Stream* stream) {
+// As the driver's: for the default stream of all threads there is no answer while a stream is recorded that waits for it.
+static int status_of(Stream* stream, int* status) {
     const Stream* origin = real(stream)->origin();
-    return origin->broken ? 2 : origin->recording;
+    const std::lock_guard<std::recursive_mutex> hold(streams_lock);
+    for (const Stream* other : streams) {
+        if (reinterpret_cast<unsigned long long>(stream) < 2 && other->recording && other->blocking) {
+            return CAPTURE_IMPLICIT;
+        }
+    }
+    return *status = origin->broken ? 2 : origin->recording, OK;
 }
-DRIVER cuStreamIsCapturing(Stream* stream, int* status) { return *status = status_of(stream), OK; }
+DRIVER cuStreamIsCapturing(Stream* stream, int* status) { return status_of(stream, status); }
 DRIVER cuStreamWaitEvent(Stream* stream, Event* event, unsigned) {
     const std::lock_guard<std::recursive_mutex> hold(streams_lock);
     stream = real(stream);
-    if (event->part && event->part->recording) {
-        if (stream != event->part && !stream->joined) {
-            stream->joined = event->part;
-            event->part->others.push_back(stream);
+    if (Stream* part = event->part; part && part->recording) {
+        if (stream != part && !stream->joined) {
+            stream->joined = part;
+            part->others.push_back(stream);
         }
     } else if (!stream->origin()->recording) {
         stream->pending.push_back({nullptr, event, event->recorded});
@@ -424,14 +441,16 @@ DRIVER cuEventRecord(Event* event, Stream* stream) {
         timespec now;
         clock_gettime(CLOCK_MONOTONIC, &now);
         event->time = double(now.tv_sec) * 1e3 + double(now.tv_nsec) / 1e6;
-        event->passed = std::max(event->passed, number);
+        event->passed = std::max(event->passed.load(), number);
     });
 }
 DRIVER cuEventQuery(Event* event) {
     UNSAFE
-    const std::lock_guard<std::recursive_mutex> hold(streams_lock);
-    if (event->part && event->part->recording) {
-        return event->part->broken = true, CAPTURED_EVENT;
+    if (event->part) {
+        const std::lock_guard<std::recursive_mutex> hold(streams_lock);
+        if (Stream* part = event->part; part && part->recording) {
+            return part->broken = true, CAPTURED_EVENT;
+        }
     }
     return event->passed < event->recorded ? NOT_READY : OK;
 }
@@ -454,7 +473,7 @@ DRIVER cuStreamBeginCapture_v2(Stream* stream, int mode) {
     return real(stream)->recording = true, OK;
 }
 DRIVER cuStreamGetCaptureInfo_v3(Stream* stream, int* status, unsigned long long* number, void*, void*, void*, void*) {
-    return *status = status_of(stream), *number = real(stream)->origin()->number, OK;
+    return *number = real(stream)->origin()->number, status_of(stream, status);
 }
 DRIVER cuStreamEndCapture(Stream* stream, Work** graph) {
     stream = real(stream);

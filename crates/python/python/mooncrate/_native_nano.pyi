@@ -7,7 +7,7 @@ from typing_extensions import Buffer
 
 from mooncrate.stats import NanoStats
 
-_Memory = Buffer | tuple[int, int, int | None]
+_Memory = Buffer | tuple[int, int, int | None, object]
 
 @final
 class WritePlan:
@@ -67,8 +67,8 @@ class ObjMeta:
 
 @final
 class NanoRank:
-    """What stands behind `NanoKVCache`. Memory is an object with the buffer protocol, or (address, bytes, stream) of
-    device memory: work on it that is under way is on that stream; None: none is."""
+    """What stands behind `NanoKVCache`. Memory is an object with the buffer protocol, or (address, bytes, stream, owner)
+    of device memory: work on it that is under way is on that stream; None: none is. The owner keeps it."""
 
     def __new__(
         cls,

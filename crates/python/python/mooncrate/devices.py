@@ -129,13 +129,19 @@ def handle(stream: Any) -> int | None:
     raise TypeError(f"a stream is a handle, or a stream of torch or CuPy, not {kind}")
 
 
-def current_stream(device: int) -> int:
-    """The stream that torch works in on a GPU, or the default stream where there is no torch."""
+def torch_stream(device: int) -> int | None:
+    """The stream that torch works in on a GPU; None: torch uses none, or there is no torch."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
-        return LEGACY
+        return None
     number: int = torch.cuda.current_stream(device).cuda_stream
     return number
+
+
+def current_stream(device: int) -> int:
+    """The stream that torch works in on a GPU, or the default stream where it works in none."""
+    number = torch_stream(device)
+    return LEGACY if number is None else number
 
 
 def dense_strides(shape: tuple[int, ...], item: int) -> tuple[int, ...]:

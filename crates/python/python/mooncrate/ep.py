@@ -159,7 +159,8 @@ class Communicator:
         self._sent: int | None = None
         # The stream of the last dispatch, and whatever keeps it: a layer goes on where it began.
         self._began: int | None = None
-        self._keeps: Any = None
+        # Streams of the last layers, plain and recorded.
+        self._keeps: list[Any] = [None, None]
 
     # A layer
 
@@ -183,17 +184,18 @@ class Communicator:
         tokens: on a GPU, an int32 tensor of one element that says how many of `tokens_max` rows count: it is read
             when the work runs, so a graph can be replayed with any number.
         stream: a handle, or a stream of torch or CuPy; otherwise torch's current one for tensors of torch, the one
-            that an array names, or the default stream. It lives until the next layer begins.
+            that an array names, or the default stream. It lives until the next layer begins, and, unless this one is
+            captured, until the next one that is not.
 
         A batch on a GPU that has room for fewer than `tokens_max` tokens is copied there first.
         """
         batch = self._batch(x, topk_ids, topk_weights, tokens, stream)
-        self._native.dispatch(
+        recorded = self._native.dispatch(
             batch.x.memory, batch.ids.memory, batch.weights.memory, batch.tokens,
             wide=batch.wide, count=batch.count, layer=layer, stream=batch.stream,
         )  # fmt: skip
         self._sent = batch.tokens
-        self._began, self._keeps = batch.stream, stream
+        self._began, self._keeps[recorded] = batch.stream, stream
         rows, counts, _ = self._results(batch.x.family)
         return Received(rows, counts)
 
@@ -246,12 +248,12 @@ class Communicator:
         first = self._array("w13", w13, "bfloat16", (local, 2, inter, self.hidden), batch.stream)
         second = self._array("w2", w2, "bfloat16", (local, self.hidden, inter), batch.stream)
         room = None if out is None else self._out(out, batch.tokens, batch.stream)
-        self._native.forward(
+        recorded = self._native.forward(
             batch.x.memory, batch.ids.memory, batch.weights.memory, batch.tokens, first.memory, second.memory,
             room and room.memory, wide=batch.wide, count=batch.count, layer=layer, stream=batch.stream,
         )  # fmt: skip
         self._sent = batch.tokens
-        self._began, self._keeps = batch.stream, stream
+        self._began, self._keeps[recorded] = batch.stream, stream
         return self._combined(out, batch.x.family)
 
     def _combined(self, out: Any, family: Any) -> Any:
@@ -293,7 +295,8 @@ class Communicator:
             reset then fail by their timeout.
         """
         self._native.reset(self._asked(stream, ()))
-        self._sent = self._began = self._keeps = None
+        self._sent = self._began = None
+        self._keeps = [None, None]
 
     def close(self) -> None:
         """Leaves the exchange, together with all other ranks: those that come to another layer instead are told at
@@ -305,7 +308,8 @@ class Communicator:
             self._tidy()
 
     def _tidy(self) -> None:
-        self._began = self._keeps = None
+        self._began = None
+        self._keeps = [None, None]
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None

@@ -27,7 +27,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from mooncrate._native import NanoRank, ObjMeta, WritePlan
-from mooncrate.devices import CUDA, cuda_interface, current_stream, handle, torch_size
+from mooncrate.devices import CUDA, cuda_interface, handle, torch_size, torch_stream
 from mooncrate.errors import Busy, Closed, Invalid
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class NanoKVCache:
     def get_into(self, key: str | bytes, dst: Any) -> bool:
         """Copies the value into memory of exactly its length; False: the key has none. Busy: it is being
         written. A tensor on the GPU is written after the work of torch's current stream. Busy, after `timeout`: that
-        work has not ended; the tensor is written in its order, or not at all."""
+        work has not ended; the tensor is written in its order, or not at all, and stays allocated until then."""
         return self._rank.get_into(key, self._memory(dst, written=True))
 
     def remove(self, key: str | bytes) -> bool:
@@ -166,13 +166,14 @@ class NanoKVCache:
 
     def commit(self, key: str | bytes, *, stream: Any = None) -> None:
         """Gives the value of an open plan to its key. It is published here, unless a kernel has done that
-        already, after the work of `stream`: a handle, or a stream of torch or CuPy; otherwise torch's current one.
-        Kernels that push the value on it need not have ended. Without torch and without a stream, it waits for all
-        work of this process on the GPU. Again, it does nothing."""
+        already, after every `push`, and after the work of `stream`: a handle, or a stream of torch or CuPy; otherwise
+        torch's current one. Kernels that push the value on it need not have ended. Without a stream, and where torch
+        uses no GPU, it waits for all work of this process on the GPU. Busy, and what is Invalid, leave the plan as it
+        is. Again, it does nothing."""
         number = handle(stream)
         here = self._rank.device
-        if number is None and here is not None and "torch" in sys.modules:
-            number = current_stream(here)
+        if number is None and here is not None:
+            number = torch_stream(here)
         self._rank.commit(key, stream=None if here is None else number)
 
     def abandon(self, key: str | bytes) -> None:
@@ -278,11 +279,11 @@ class NanoKVCache:
         if tensor.device.type != "cuda":
             raise Invalid(f"the tensor is on {tensor.device}; give one on a CUDA GPU or on the host")
         self._check_device(tensor.device.index)
-        return tensor.data_ptr(), size, torch.cuda.current_stream(tensor.device).cuda_stream
+        return tensor.data_ptr(), size, torch.cuda.current_stream(tensor.device).cuda_stream, tensor
 
     def _cuda_memory(
         self, given: Any, interface: dict[str, Any], written: bool
-    ) -> tuple[int, int, int | None]:
+    ) -> tuple[int, int, int | None, Any]:
         address, size, stream = cuda_interface(interface, written)
         if hasattr(given, "__dlpack_device__"):
             kind, index = given.__dlpack_device__()
@@ -290,7 +291,7 @@ class NanoKVCache:
         if interface.get("version", 0) < 3:
             # Nobody says which stream it is used on. From version 3 on, none means that nothing is under way.
             self._rank.synchronize()
-        return address, size, stream
+        return address, size, stream, given
 
     def _check_device(self, index: int | None) -> None:
         here = self._rank.device
