@@ -396,11 +396,11 @@ fn patiently<T: Copy, R, E: Undecided>(
         let open: Vec<usize> =
             (0..answers.len()).filter(|at| wait_ms(&answers[*at]).is_some()).collect();
         let again: Vec<T> = open.iter().filter_map(|at| items.get(*at).copied()).collect();
-        let results = ask(&again)?;
-        if results.len() != open.len() {
-            let (items, results) = (open.len(), results.len());
-            return Err(DecodeError::ResultCount { items, results }.into());
-        }
+        // What was decided stands: plans of puts would keep their keys until the put timeout if nobody had them.
+        // The rest has its own error.
+        let Some(results) = ask(&again).ok().filter(|results| results.len() == open.len()) else {
+            return Ok(answers);
+        };
         for (at, result) in open.into_iter().zip(results) {
             answers[at] = result;
         }
@@ -523,6 +523,24 @@ mod tests {
             Ok(vec![Err::<u32, _>(rest)])
         });
         assert_eq!(answers.unwrap(), [Err(rest)]);
+    }
+
+    /// Was: one key that was held, and a master that did not answer the second time, failed a whole batch, and the
+    /// keys of the plans that it had given could not be put for 30 s.
+    #[test]
+    fn what_was_decided_outlives_a_later_ask_that_fails() {
+        let held = PutError::Held { after_ms: 1 };
+        let later = boottime().deadline_in(Duration::from_mins(1));
+        let lost = || CallError::Deadline { awaited: "an answer", silent: Duration::ZERO };
+        for second in [None, Some(vec![]), Some(vec![Ok(2), Ok(3)])] {
+            let mut second = Some(second);
+            let mut first = Some(vec![Ok(1), Err(held)]);
+            let answers = patiently(&[1, 2], later, |_: &[u32]| match first.take() {
+                Some(first) => Ok(first),
+                None => second.take().flatten().ok_or_else(lost),
+            });
+            assert_eq!(answers.unwrap(), [Ok(1), Err(held)]);
+        }
     }
 
     #[test]
