@@ -7,6 +7,7 @@ use crate::clock::boottime;
 use crate::error::{CallError, DecodeError};
 use crate::frame::BODY_BYTES_MAX;
 use crate::guard::Guard;
+use crate::host::this_machine;
 use crate::masters::MasterPools;
 use crate::message::{
     Announce, ClusterStat, Command, CopyKey, Drain, DropCopy, Evict, Exist, Heartbeat, List,
@@ -338,7 +339,9 @@ impl MasterApi for MasterLink {
     }
 
     fn nobody_listens(&self) -> bool {
-        self.pools.lone().is_some_and(|pool| pool.address().nobody_listens())
+        // A forwarder at an address of this machine refuses in the name of a master elsewhere that is alive.
+        let here = |pool: &&LinkPool| pool.peer_host() == Some(this_machine());
+        self.pools.lone().filter(here).is_some_and(|pool| pool.address().nobody_listens())
     }
 }
 
