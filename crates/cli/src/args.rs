@@ -216,7 +216,7 @@ pub(crate) struct MasterFlags {
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) grpc: Option<String>,
     /// Keep the epoch, nodes and quotas across restarts in this file, or off; auto: a master alone keeps it
-    /// where the system keeps state, below ~/.local/state or /var/lib [default: auto]
+    /// where the system keeps state, below ~/.local/state or /var/lib, if that can be written [default: auto]
     #[arg(long, value_name = "FILE")]
     pub(crate) state_file: Option<String>,
     /// Threads that answer; auto: half of the cores, 2 to 8 [default: auto]

@@ -8,7 +8,11 @@ mod support;
 use mooncrate::{ConnectOptions, PutConfig, Store, Stored};
 use mooncrate_core::{NodeId, SegmentId};
 use rustix::process::Signal;
+use std::ffi::OsString;
+use std::io::Write as _;
 use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use support::Server;
@@ -62,6 +66,14 @@ fn kill(mut server: Server) {
     server.child.wait().unwrap();
 }
 
+/// Whether it comes to pass within the time of a call.
+fn until(done: impl Fn() -> bool) -> bool {
+    (0..1500).any(|_| {
+        std::thread::sleep(Duration::from_millis(10));
+        done()
+    })
+}
+
 /// Was: refused for 20 s, because a node that nobody knows of could hold the key.
 #[test]
 fn a_fresh_master_takes_the_first_put() {
@@ -108,4 +120,132 @@ fn a_master_without_its_state_never_shows_two_values() {
         owner.signal(Signal::CONT);
         reads.join().unwrap();
     });
+}
+
+/// The state files in a folder.
+fn states(folder: &Path) -> Vec<PathBuf> {
+    let Ok(folder) = std::fs::read_dir(folder) else { return vec![] };
+    let states = folder.map(|entry| entry.unwrap().path());
+    states.filter(|path| path.extension().is_some_and(|name| name == "state")).collect()
+}
+
+/// Two masters of two containers with one home and one address. Was: the second one wrote its list over the first one's,
+/// whose nodes were given up after a restart.
+#[test]
+fn a_state_that_another_master_has_is_left_alone() {
+    let place = Place::new();
+    let first = place.master();
+    let [state] = &states(&place.home.path().join(".local/state/mooncrate"))[..] else {
+        panic!("one state file")
+    };
+    let kept = std::fs::read_to_string(state).unwrap();
+    // Named: refused, in words that tell whose it is.
+    let named = ["master", "--master", "127.0.0.1:0", "--admin", "off", "--state-file"];
+    let args = [&named[..], &[state.to_str().unwrap()]].concat();
+    let refused = support::run(place.home.path(), &args);
+    assert_eq!(refused.code, Some(1), "{refused:?}");
+    let holder = format!("is in use by process {} on ", first.pid());
+    assert!(refused.err.contains(&holder), "{refused:?}");
+    // By itself: it runs, and says that it keeps nothing. The lock of a process elsewhere is as good as that of a master.
+    kill(first);
+    let lock = std::fs::File::options().write(true).open(format!("{}.lock", state.display()));
+    let lock = lock.unwrap();
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    let second = place.master();
+    let _node = place.node("a");
+    assert_eq!(place.connect().put(b"key", NEW).unwrap(), Stored::New);
+    let log = std::fs::read_to_string(place.home.path().join("master.log")).unwrap();
+    assert_eq!(log.matches("no state is kept").count(), 1, "{log}");
+    assert_eq!(std::fs::read_to_string(state).unwrap(), kept);
+    kill(second);
+}
+
+/// Was: a home that is full refused the start, and the keys of a dead node were held for ever once it was full.
+#[test]
+fn a_full_home_holds_nothing_up() {
+    let run = |then: &str| {
+        let folder = tempfile::tempdir().unwrap();
+        let script =
+            format!("mkdir full && mount -t tmpfs -o size=64k,mode=700 tmpfs full && {then}");
+        let mut command = Command::new("unshare");
+        // A namespace of its own, so that nothing of this machine changes.
+        command.args(["--mount", "sh", "-c", &script]).arg(std::env::current_exe().unwrap());
+        command.current_dir(folder.path()).output()
+    };
+    if !run("true").is_ok_and(|output| output.status.success()) {
+        eprintln!("SKIPPED a_full_home_holds_nothing_up: namespaces and mounts are needed");
+        return;
+    }
+    let ran = run("exec \"$0\" in_a_full_home --exact --ignored --nocapture").unwrap();
+    let (said, err) = (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+    assert!(ran.status.success() && said.contains("1 passed"), "{said}{err}");
+}
+
+#[test]
+#[ignore = "where `full` is a file system of 64 KiB: see a_full_home_holds_nothing_up"]
+fn in_a_full_home() {
+    let (place, full) = (Place::new(), std::env::current_dir().unwrap().join("full"));
+    let home = place.home.path();
+    let master = || {
+        let args = ["master", "--master", &place.address, "--admin", "off"];
+        Server::start_with(home, &args, |command| {
+            command.env("XDG_STATE_HOME", &full).env("HOME", home);
+        })
+    };
+    let log = || std::fs::read_to_string(home.join("master.log")).unwrap();
+    let (first, next) = (full.join("mooncrate"), home.join(".local/state/mooncrate"));
+    let count = || (states(&first).len(), states(&next).len());
+    let running = master();
+    assert_eq!(count(), (1, 0));
+    let (owner, store) = (place.node("a"), place.connect());
+    assert_eq!(store.put(b"key", OLD).unwrap(), Stored::New);
+    // Until not one byte more is taken.
+    let mut filler = std::fs::File::create(full.join("filler")).unwrap();
+    let mut fill = || while filler.write_all(&[0; 64]).is_ok() {};
+    fill();
+    let _other = place.node("b");
+    owner.signal(Signal::STOP);
+    std::thread::sleep(Duration::from_secs(3));
+    // Its lease is over; its key waits for the list, which is deleted: that needs no room.
+    let put = store.put_parts(b"key", &[NEW], &on(&store, "b"));
+    assert!(matches!(put, Ok(Stored::New)), "{put:?} {}", log());
+    assert_eq!(count(), (0, 0), "{}", log());
+    assert_eq!(log().matches("no state is kept").count(), 1, "{}", log());
+    kill(running);
+    // The next one finds no room there, and goes to the next folder.
+    fill();
+    let running = master();
+    let _later = place.node("c");
+    assert!(until(|| count() == (0, 1)), "{}", log());
+    assert_eq!(log().matches("no state is kept").count(), 0, "{}", log());
+    kill(running);
+}
+
+/// Was: a port that the system chose, and a start that failed, left a trace each.
+#[test]
+fn traces_are_left_by_masters_that_can_be_followed() {
+    let traces = |address: &str| {
+        let all = std::fs::read_dir("/dev/shm").unwrap().map(|entry| entry.unwrap().file_name());
+        let of = |name: &OsString| {
+            let name = name.to_string_lossy();
+            name.contains("-master-") && name.ends_with(address)
+        };
+        all.filter(of).count()
+    };
+    let place = Place::new();
+    let any = place.start(&["master", "--master", "127.0.0.1:0", "--admin", "off"]);
+    assert_eq!(traces(any.address("master")), 0);
+    let folder = place.home.path().join("folder");
+    std::fs::create_dir(&folder).unwrap();
+    // A folder stands where the state is written: it fails after everything else was well.
+    std::fs::create_dir(folder.join("state.new")).unwrap();
+    let args = ["master", "--master", &place.address, "--admin", "off", "--state-file"];
+    let state = folder.join("state");
+    let failed = support::run(place.home.path(), &[&args[..], &[state.to_str().unwrap()]].concat());
+    assert_eq!(failed.code, Some(1), "{failed:?}");
+    assert_eq!(traces(&place.address), 0, "{failed:?}");
+    let master = place.master();
+    assert_eq!(traces(&place.address), 1);
+    kill(master);
+    assert_eq!(traces(&place.address), 1, "for its successor");
 }

@@ -13,8 +13,10 @@ pub struct MasterConfig {
     /// How its mind works.
     pub catalog: catalog::Config,
     /// Where epoch, known nodes and quotas are kept; `None`: on the disks beside it, if there are some, or
-    /// nowhere, and then a restart forgets them.
+    /// in a usual place.
     pub state_file: Option<PathBuf>,
+    /// Files to try in turn where nobody named one. If none can be written, a restart forgets what was kept.
+    pub usual_state: Vec<PathBuf>,
     /// Disks of a node in the same process, where the state is kept if no file is named.
     pub disks: Vec<StateDisk>,
     /// Where it leaves a trace that a master led at its address, for the next one that finds no state; `None`:
@@ -49,6 +51,7 @@ impl Default for MasterConfig {
         Self {
             catalog: catalog::Config::default(),
             state_file: None,
+            usual_state: Vec::new(),
             disks: Vec::new(),
             trace: None,
             had_leader: false,

@@ -44,13 +44,6 @@ impl Master {
         Ok(Mounted { epoch, registration_ms: self.registration_ms(), fence_ms })
     }
 
-    /// Serving goes on without it: the next leader would only wait for a node that has left.
-    pub(crate) fn keep_or_say(&self) {
-        if let Err(error) = self.keep() {
-            tracing::error!(%error, "the list of nodes cannot be written");
-        }
-    }
-
     /// One page of an announcement, in slices between which others have the lock (G13).
     pub(crate) fn announce_page(&self, told: &Announce) -> Result<(), MountError> {
         let Announce { epoch, segment, incarnation, page, .. } = told;

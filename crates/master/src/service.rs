@@ -2,17 +2,16 @@
 //! work, and the call waits for their notices until its deadline.
 
 use crate::config::MasterConfig;
-use crate::copies_of_state::StateCopies;
 use crate::election::EtcdKeeper;
 use crate::intake::Intake;
 use crate::keeper::Keeper;
+use crate::keeping::cannot_keep;
 use crate::kept::Kept;
 use crate::mail::Mail;
 use crate::members::Directory;
 use crate::metrics::Requests;
 use crate::mooncake::jobs::Jobs;
 use crate::news::News;
-use crate::state_file::StateFile;
 use crate::term::Term;
 use crate::trace::Trace;
 use crate::turns::Turns;
@@ -32,7 +31,7 @@ use mooncrate_wire::message::{
     ClusterStat, Look, MarksHeard, PutEndItem, PutItem, PutReplan, PutRevokeItem, SegmentRow,
     TenantRow,
 };
-use mooncrate_wire::{CallError, NodeApi, Refusal, RefusalCode};
+use mooncrate_wire::{CallError, NodeApi};
 use std::io;
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -55,6 +54,8 @@ pub struct Master {
     mind: Mutex<Mind>,
     /// A lock of its own, taken before the mind's: no call waits while the disk works.
     keeper: Mutex<Keeper>,
+    /// Why what the next leader must know could not be written the last time.
+    pub(crate) unkept: Mutex<Option<String>>,
     /// For the next master at this address.
     trace: Mutex<Option<Trace>>,
     /// Until when it leads; `None`: for ever.
@@ -96,25 +97,26 @@ pub(crate) struct Mind {
 impl Master {
     /// A master that leads from now on. `epoch` is used when no state file says more.
     pub fn new(config: MasterConfig, epoch: LeaderEpoch) -> io::Result<Arc<Self>> {
-        let (keeper, kept) = match &config.state_file {
-            Some(path) => {
-                let (file, kept) = StateFile::open(path)?;
-                (Keeper::File(file), kept)
-            }
-            None if !config.disks.is_empty() => {
-                let (copies, kept) = StateCopies::open(&config.disks)?;
-                (Keeper::Copies(copies), kept)
-            }
-            None => (Keeper::Nowhere, None),
-        };
+        let (keeper, kept, damaged) = Keeper::open(&config)?;
         let epoch = kept.as_ref().map_or(epoch, |kept| LeaderEpoch(kept.epoch.0 + 1));
         // Before any node gets a lease.
         let (trace, followed) = config.trace.as_deref().map_or((None, false), Trace::leave);
-        let config = MasterConfig { had_leader: config.had_leader || followed, ..config };
+        let config =
+            MasterConfig { had_leader: config.had_leader || followed || damaged, ..config };
         let master = Self::made(config, epoch, kept, keeper);
         let master = Arc::new(Self { trace: Mutex::new(trace), ..master });
-        master.keep()?;
-        Ok(master)
+        if !master.keeps() {
+            // A list that it may have begun with is deleted.
+            master.mind().catalog.trust_written(&[]);
+        }
+        let kept = master.keep();
+        if master.keeper().is_usual() || kept.is_ok() {
+            master.say_kept(&kept);
+            return Ok(master);
+        }
+        // It has led nobody.
+        master.trace.lock().take().into_iter().for_each(Trace::remove);
+        Err(kept.expect_err("it failed"))
     }
 
     /// A master that was elected, with an index of its own. `kept`: what the last leader wrote down;
@@ -162,6 +164,7 @@ impl Master {
             config,
             mind: Mutex::new(mind),
             keeper: Mutex::new(keeper),
+            unkept: Mutex::new(None),
             trace: Mutex::new(None),
             term: None,
             title: String::new(),
@@ -189,9 +192,8 @@ impl Master {
         self.term.is_some()
     }
 
-    /// Whether mounts are written down somewhere.
-    pub(crate) fn keeps(&self) -> bool {
-        self.keeper.lock().keeps()
+    pub(crate) fn keeper(&self) -> MutexGuard<'_, Keeper> {
+        self.keeper.lock()
     }
 
     /// Gives orders of `node` straight to it. Once per master.
@@ -231,6 +233,10 @@ impl Master {
         if let Some(trace) = trace.filter(|_| self.mind().catalog.holders().is_empty()) {
             trace.remove();
         }
+        if !self.is_elected() {
+            // The next master may have the file.
+            *self.keeper() = Keeper::Nowhere;
+        }
     }
 
     /// Gives back the puts of a writer that is gone, until it is here again: what it begins then is not meant.
@@ -256,51 +262,6 @@ impl Master {
     /// tests and for operators in doubt.
     pub fn audit(&self) -> Result<(), AuditError> {
         self.mind().catalog.audit()
-    }
-
-    /// Writes down what the next leader must know, where that is kept.
-    pub(crate) fn keep(&self) -> io::Result<()> {
-        let mut keeper = self.keeper.lock();
-        if !keeper.keeps() {
-            return Ok(());
-        }
-        let kept = {
-            let mut mind = self.mind();
-            if mind.catalog.waits_for_anybody() {
-                // A master that comes meanwhile must not take these nodes for all there are.
-                return Ok(());
-            }
-            let quotas = mind.catalog.tenants().filter_map(|(id, of)| Some((id, of.quota?)));
-            let quotas = quotas.collect();
-            let trusted = mind.catalog.trusted();
-            mind.catalog.trust_writing(&trusted);
-            let (epoch, nodes) = (mind.catalog.epoch(), mind.catalog.holders());
-            Kept { epoch, serial: 0, nodes, trusted, quotas }
-        };
-        let trusted = kept.trusted.clone();
-        keeper.keep(kept)?;
-        // From here on the next leader reads this list and no other: what is not on it may be struck.
-        self.mind().catalog.trust_written(&trusted);
-        Ok(())
-    }
-
-    /// After a mount: keeps it, or says that it could not be kept where it must be.
-    pub(crate) fn keep_mount(&self) -> Result<(), CallError> {
-        let Err(error) = self.keep() else { return Ok(()) };
-        if self.keeper.lock().must() {
-            return Err(cannot_keep("the mount", &error));
-        }
-        tracing::error!(%error, "the state file cannot be written");
-        Ok(())
-    }
-
-    /// A node has obeyed the leader `seen`: an epoch above it is reserved before it is used.
-    pub(crate) fn rise_above(&self, seen: LeaderEpoch) -> Result<(), CallError> {
-        if seen <= self.leader_epoch() {
-            return Ok(());
-        }
-        let above = LeaderEpoch(seen.0.saturating_add(1));
-        self.keeper.lock().raise(above).map_err(|error| cannot_keep("the epoch", &error))
     }
 
     pub(crate) fn mind(&self) -> MutexGuard<'_, Mind> {
@@ -670,12 +631,6 @@ fn token_key(grants: Option<&GrantKey>) -> TokenKey {
         u64::from_le_bytes(bytes)
     };
     TokenKey(grants.map_or_else(|| [draw(), draw()], GrantKey::for_put_tokens))
-}
-
-/// What a caller hears when what must outlive this master could not be written.
-fn cannot_keep(what: &str, error: &io::Error) -> CallError {
-    let words = format!("{what} could not be written down: {error}; try again");
-    Refusal::new(RefusalCode::Internal, words).into()
 }
 
 #[cfg(test)]

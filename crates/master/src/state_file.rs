@@ -2,6 +2,9 @@
 //! synced, renamed, directory synced.
 
 use crate::kept::Kept;
+use crate::state_lock::{HANDOVER, StateLock};
+use mooncrate_core::time::Deadline;
+use mooncrate_wire::clock::boottime;
 use mooncrate_wire::files::read_small;
 use std::fs;
 use std::io::{self, Write as _};
@@ -17,25 +20,81 @@ pub(crate) struct StateFile {
     path: PathBuf,
     /// `None`: nobody knows, because a write failed.
     kept: Option<Kept>,
+    /// `None` on a disk, which has a lock of its own.
+    lock: Option<StateLock>,
+}
+
+/// What a file says; `None` if there is none.
+pub(crate) fn read(path: &Path) -> io::Result<Option<Kept>> {
+    match read_small(path, STATE_BYTES_MAX) {
+        Ok(text) => Ok(Some(Kept::parse(&text).ok_or_else(|| {
+            let name = path.display();
+            let fix =
+                "it is damaged; move it away to start without it (values on disks are lost then)";
+            io::Error::new(io::ErrorKind::InvalidData, format!("{name}: {fix}"))
+        })?)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => {
+            let text = format!("{}: {error}", path.display());
+            Err(io::Error::new(error.kind(), text))
+        }
+    }
 }
 
 impl StateFile {
-    /// Reads the file; `None` in place of what was kept if there is none yet.
+    /// Reads a file on a disk; `None` in place of what was kept if there is none yet.
     pub(crate) fn open(path: &Path) -> io::Result<(Self, Option<Kept>)> {
-        let kept = match read_small(path, STATE_BYTES_MAX) {
-            Ok(text) => Some(Kept::parse(&text).ok_or_else(|| {
-                let name = path.display();
-                let fix = "it is damaged; move it away to start without it (values on disks are lost then)";
-                io::Error::new(io::ErrorKind::InvalidData, format!("{name}: {fix}"))
-            })?),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            Err(error) => {
-                let text = format!("{}: {error}", path.display());
-                return Err(io::Error::new(error.kind(), text));
-            }
-        };
+        let kept = read(path)?;
         let known = Some(kept.clone().unwrap_or_default());
-        Ok((Self { path: path.into(), kept: known }, kept))
+        Ok((Self { path: path.into(), kept: known, lock: None }, kept))
+    }
+
+    /// The same for the file that an operator named, which no other master may use.
+    pub(crate) fn named(path: &Path) -> io::Result<(Self, Option<Kept>)> {
+        let locked = Self::locked(path, boottime().deadline_in(HANDOVER));
+        let lock = locked.map_err(|error| match error.kind() {
+            io::ErrorKind::ResourceBusy => {
+                let text = format!("{error}; stop it, or name another file");
+                io::Error::new(error.kind(), text)
+            }
+            _ => error,
+        })?;
+        let (file, kept) = Self::open(path)?;
+        Ok((Self { lock: lock.lock, ..file }, kept))
+    }
+
+    /// A file that no other master uses, in a folder that is made if need be. Nobody knows yet what it says.
+    pub(crate) fn locked(path: &Path, until: Deadline) -> io::Result<Self> {
+        make_folder(path)?;
+        let lock = StateLock::take(path, until)?;
+        Ok(Self { path: path.into(), kept: None, lock: Some(lock) })
+    }
+
+    /// Tries whether the place takes a block: many say only then that they are full.
+    pub(crate) fn probe(&self) -> io::Result<()> {
+        let beside = self.path.with_extension("new");
+        let written = write_synced(&beside, &[0; 4096]);
+        let removed = fs::remove_file(&beside);
+        written.and(removed)
+    }
+
+    /// Deletes the file, so that the next leader finds none.
+    pub(crate) fn forget(&mut self) -> io::Result<()> {
+        let gone = |kind| matches!(kind, io::ErrorKind::NotFound | io::ErrorKind::NotADirectory);
+        self.kept = None;
+        let removed = fs::remove_file(&self.path).or_else(|error| match error.kind() {
+            kind if gone(kind) => Ok(()),
+            _ => Err(error),
+        });
+        let synced = removed.and_then(|()| match folder(&self.path).map(fs::File::open) {
+            Some(Ok(folder)) => folder.sync_all(),
+            Some(Err(error)) if !gone(error.kind()) => Err(error),
+            _ => Ok(()),
+        });
+        synced.map_err(|error| {
+            let text = format!("{} cannot be deleted: {error}", self.path.display());
+            io::Error::new(error.kind(), text)
+        })
     }
 
     /// Makes the file say `kept`; a no-op if it does.
@@ -65,21 +124,35 @@ impl StateFile {
     }
 
     fn write(&self, kept: &Kept) -> io::Result<()> {
-        let parent = self.path.parent().filter(|parent| !parent.as_os_str().is_empty());
-        if let Some(parent) = parent {
-            // Ours alone, whatever the umask: others could replace the file in it.
-            fs::DirBuilder::new().recursive(true).mode(0o700).create(parent)?;
-        }
+        make_folder(&self.path)?;
         let beside = self.path.with_extension("new");
-        let mut file = fs::File::create(&beside)?;
-        file.write_all(kept.render().as_bytes())?;
-        file.sync_all()?;
-        fs::rename(&beside, &self.path)?;
-        if let Some(parent) = parent {
-            fs::File::open(parent)?.sync_all()?;
+        if let Err(error) = write_synced(&beside, kept.render().as_bytes()) {
+            // What there is of it takes room.
+            let _gone = fs::remove_file(&beside);
+            return Err(error);
         }
-        Ok(())
+        fs::rename(&beside, &self.path)?;
+        folder(&self.path).map_or(Ok(()), |folder| fs::File::open(folder)?.sync_all())
     }
+}
+
+fn folder(path: &Path) -> Option<&Path> {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty())
+}
+
+fn make_folder(path: &Path) -> io::Result<()> {
+    let Some(folder) = folder(path) else { return Ok(()) };
+    // Ours alone, whatever the umask: others could replace the file in it.
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(|error| {
+        let text = format!("{} cannot be made: {error}", folder.display());
+        io::Error::new(error.kind(), text)
+    })
+}
+
+fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file = fs::File::create(path)?;
+    file.write_all(bytes)?;
+    file.sync_all()
 }
 
 #[cfg(test)]

@@ -310,7 +310,7 @@ impl Node {
             let began = boottime();
             if away && self.master().nobody_listens() {
                 self.tally().heartbeats_failed.one();
-                self.extend_leases(began);
+                self.extend_leases(began, boottime());
             } else {
                 self.heartbeat();
             }
@@ -353,11 +353,11 @@ impl Node {
     }
 
     /// Extends the serving leases of segments while it is proved that no master leads: nobody listened at the
-    /// master's address at a time after `asked`, so a master that comes begins later, and waits for as long as
-    /// the lease lasts from then. So an outage of the master does not end reads at once. For half a registration
-    /// after the last heartbeat that a master answered, and only a lease that has not ended: once it has, the
-    /// last master may have given keys of this node up.
-    fn extend_leases(&self, asked: Now) {
+    /// master's address at a time between `asked` and `refused`, so a master that comes begins later, and waits for
+    /// as long as the lease lasts from then. So an outage of the master does not end reads at once. For half a
+    /// registration after the last heartbeat that a master answered, and only a lease that had not ended when the
+    /// refusal was here: once it has, the last master may have given keys of this node up, and died since.
+    fn extend_leases(&self, asked: Now, refused: Now) {
         let mut standing = self.standing().lock();
         let limit = standing.leave.plus(standing.registration / 2);
         if self.stopping() {
@@ -366,7 +366,7 @@ impl Node {
         let until = asked.plus(standing.lease).min(limit);
         let segments = self.segments().all();
         let extends = |segment: &&Arc<Segment>| {
-            segment.serving(asked).is_ok() && segment.serve_until() < until
+            segment.serving(refused).is_ok() && segment.serve_until() < until
         };
         for segment in segments.iter().filter(extends) {
             segment.set_serve_until(until);

@@ -31,8 +31,11 @@ use std::time::Duration;
 pub struct MasterOptions {
     /// Where it listens.
     pub listen: Address,
-    /// Where it keeps its epoch, the nodes it knows and the quotas; `None`: a restart forgets them.
+    /// Where it keeps its epoch, the nodes it knows and the quotas; `None`: on the disks beside it, or in a usual
+    /// place.
     pub state_file: Option<PathBuf>,
+    /// Files to try in turn where nobody named one. If none can be written, a restart forgets what was kept.
+    pub usual_state: Vec<PathBuf>,
     /// How it stands for election among several masters; `None`: it is the only one. What the state
     /// file would keep is in etcd then. An empty address to advertise: the one where it listens.
     pub election: Option<ElectionConfig>,
@@ -60,6 +63,7 @@ impl Default for MasterOptions {
         Self {
             listen: Address::Tcp("127.0.0.1:7411".into()),
             state_file: None,
+            usual_state: Vec::new(),
             election: None,
             catalog: catalog::Config::default(),
             workers: workers_by_cores(),
@@ -244,15 +248,17 @@ pub fn run_master(options: MasterOptions) -> Result<Running, Error> {
     let none = (OpenDisks::default(), TierConfig::default());
     let (master, serving, address) = start_master(options, bound, &none.0, &none.1)?;
     let seat = Seat::always(master);
-    let grpc = grpc.open(&seat)?;
-    Ok(Running {
-        master: Some((seat, address)),
+    // Before the door opens: if that fails, the master retires with this.
+    let mut running = Running {
+        master: Some((Arc::clone(&seat), address)),
         election: None,
         serving: Some(serving),
-        grpc,
+        grpc: None,
         node: None,
         drain_on_stop: None,
-    })
+    };
+    running.grpc = grpc.open(&seat)?;
+    Ok(running)
 }
 
 /// Runs a node, and waits until its master knows it.
@@ -347,7 +353,9 @@ pub(crate) fn master_beside(
     // Without state the time of the start orders leaders; nodes correct it if need be.
     let epoch = LeaderEpoch(this_start().0);
     let master = Master::new(config, epoch).map_err(Error::io("the master's state"))?;
-    disks.confirm(master.leader_epoch(), |disk| !master.awaits(disk))?;
+    disks
+        .confirm(master.leader_epoch(), |disk| !master.awaits(disk))
+        .inspect_err(|_| master.retired())?;
     Ok(master)
 }
 
@@ -416,7 +424,9 @@ fn start_master(
     let config = MasterConfig {
         catalog: options.catalog,
         state_file: options.state_file,
-        trace: Some(trace::path(&address)),
+        usual_state: options.usual_state,
+        // No later master is told to listen at a port that the system chose.
+        trace: (!options.listen.is_any_port()).then(|| trace::path(&address)),
         grants: options.security.gate.grants().cloned(),
         disk_root: options.disk_root,
         ..MasterConfig::default()
@@ -424,6 +434,7 @@ fn start_master(
     let master = master_beside(config, disks, tier)?;
     let server = server_config(&options.security);
     let serving = serve(&master, &[bound], &server, options.workers)
+        .inspect_err(|_| master.retired())
         .map_err(Error::io("starting the master's threads"))?;
     Ok((master, serving, address))
 }

@@ -40,8 +40,15 @@ impl Address {
         }
     }
 
+    /// Whether the system chooses the port: nobody can listen at the same address on purpose later.
+    pub fn is_any_port(&self) -> bool {
+        let port = |name: &str| name.rsplit_once(':')?.1.parse::<u16>().ok();
+        matches!(self, Self::Tcp(name) if port(name) == Some(0))
+    }
+
     /// Whether the kernel of this machine says that no process listens there. Asked only where the address is
     /// one of this machine: elsewhere a packet filter or a proxy may refuse in the name of a peer that is alive.
+    /// So may a forwarder on this machine: whoever asks knows that the peer runs here, too.
     pub fn nobody_listens(&self) -> bool {
         let refused = |target: &SockAddr| {
             let asked = Socket::new(target.domain(), Type::STREAM, None)
@@ -192,8 +199,13 @@ mod tests {
 
     #[test]
     fn the_port_that_was_given_is_known() {
-        let bound = Bound::listen(&"127.0.0.1:0".parse().unwrap()).unwrap();
-        assert!(!bound.address().unwrap().to_string().ends_with(":0"));
+        let any: Address = "127.0.0.1:0".parse().unwrap();
+        assert!(any.is_any_port());
+        let bound = Bound::listen(&any).unwrap();
+        assert!(!bound.address().unwrap().is_any_port());
+        for named in ["127.0.0.1:10", "unix:/run/x:0"] {
+            assert!(!named.parse::<Address>().unwrap().is_any_port(), "{named}");
+        }
     }
 
     /// Only a refusal by this machine proves that there is no listener.

@@ -37,6 +37,7 @@ pub mod frame;
 #[doc(hidden)]
 pub mod fuzzing;
 mod guard;
+pub mod host;
 pub mod inbox;
 pub mod kind;
 pub mod link;

@@ -18,12 +18,13 @@ use crate::error::CallError;
 use crate::link::probe::Probe;
 use crate::link::{Link, LinkConfig};
 use crate::message::{Hello, Reply, Request};
+use mooncrate_core::ids::HostId;
 use mooncrate_core::time::{Deadline, Now};
 use mooncrate_lock::interrupt;
 use std::collections::VecDeque;
 use std::io;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -66,6 +67,8 @@ pub struct LinkPool {
     hello: Hello,
     config: PoolConfig,
     state: Mutex<State>,
+    /// The machine of the peer that answered last, by its own word; 0: none has.
+    peer_host: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -88,7 +91,13 @@ struct Turn {
 impl LinkPool {
     /// A pool without a connection yet: the first caller makes it.
     pub fn new(address: Address, hello: Hello, config: PoolConfig) -> Self {
-        Self { address, hello, config, state: Mutex::default() }
+        Self { address, hello, config, state: Mutex::default(), peer_host: AtomicU64::new(0) }
+    }
+
+    /// The machine of the peer that answered last; `None`: none has, or it did not say.
+    pub fn peer_host(&self) -> Option<HostId> {
+        // Relaxed: it orders nothing.
+        Some(HostId(self.peer_host.load(Ordering::Relaxed))).filter(|host| host.0 != 0)
     }
 
     /// Where the peer is.
@@ -228,7 +237,13 @@ impl LinkPool {
                     interrupt::sleep(pause);
                     pause = (pause * 2).min(PAUSE_MAX);
                 }
-                done => return done,
+                done => {
+                    if let Ok(link) = &done {
+                        // Relaxed: see `peer_host`.
+                        self.peer_host.store(link.peer().host.0, Ordering::Relaxed);
+                    }
+                    return done;
+                }
             }
         }
     }

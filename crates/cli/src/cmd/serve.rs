@@ -270,9 +270,12 @@ fn master_options(
         election: (!settings.etcd.is_empty()).then(|| election(settings, &listen)),
         state_file: match &settings.state_file {
             StateFile::At(path) => Some(path.clone()),
+            StateFile::Usual | StateFile::Off => None,
+        },
+        usual_state: match settings.state_file {
             // `serve` keeps it on its disks; without disks its memory is gone with it.
             StateFile::Usual if role == Role::Master => state_file::usual(settings, &listen),
-            StateFile::Usual | StateFile::Off => None,
+            _ => Vec::new(),
         },
         listen,
         grpc: grpc_address(role, settings),

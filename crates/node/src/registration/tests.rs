@@ -359,15 +359,28 @@ fn a_lease_is_extended_while_nobody_listens() {
     let lapsed = |now| node.standing().lock().has_lapsed(memory(&node).spec(), now);
     assert_eq!(until(), at(2_500));
     for (asked, ends) in [(2_000, 4_500), (4_400, 6_900), (6_800, 9_300), (9_200, 10_000)] {
-        node.extend_leases(at(asked));
+        node.extend_leases(at(asked), at(asked + 50));
         assert_eq!(until(), at(ends), "asked at {asked}");
         assert!(!lapsed(at(asked + 2_499)) && lapsed(at(asked + 2_500)));
     }
-    node.extend_leases(at(9_900));
+    node.extend_leases(at(9_900), at(9_950));
     assert_eq!(until(), at(10_000));
     memory(&node).set_serve_until(at(1_000));
-    node.extend_leases(at(1_000));
+    node.extend_leases(at(1_000), at(1_050));
     assert_eq!(until(), at(1_000), "it had ended");
+}
+
+/// The process stood still between the question whether anybody listens and its answer, and its lease ended then:
+/// the master may have given keys up and died before it was asked for. Was: extended, because the lease had not ended
+/// when the question began.
+#[test]
+fn a_lease_that_ends_before_the_refusal_is_not_extended() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, _leader) = node(directory.path(), NEVER);
+    let granted = node.standing().lock().leave;
+    let at = |ms| granted.plus(Duration::from_millis(ms));
+    node.extend_leases(at(2_400), at(2_600));
+    assert_eq!(memory(&node).serve_until(), at(2_500));
 }
 
 /// Was: the segment was gone at the node, a second unmount said Ok, and the master listed it until the node ended.

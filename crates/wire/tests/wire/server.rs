@@ -3,16 +3,17 @@
 
 use crate::toy::*;
 use mooncrate_core::door::Limits;
-use mooncrate_core::ids::NodeId;
+use mooncrate_core::ids::{HostId, NodeId, name_hash};
 use mooncrate_lock::interrupt;
 use mooncrate_wire::auth::{ClusterSecret, Token};
 use mooncrate_wire::clock::boottime;
 use mooncrate_wire::door::Keeper;
 use mooncrate_wire::frame::*;
+use mooncrate_wire::host::this_host;
 use mooncrate_wire::message::*;
 use mooncrate_wire::{
-    Access, Address, CallError, Gate, Kind, Link, LinkConfig, LinkKind, LinkPool, PoolConfig,
-    RefusalCode, ServerConfig,
+    Access, Address, CallError, Gate, Kind, Link, LinkConfig, LinkKind, LinkPool, MasterApi,
+    PoolConfig, RefusalCode, ServerConfig,
 };
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -491,6 +492,23 @@ fn a_pool_survives_a_restart() {
         items: (&items[..]).into(),
     });
     assert!(pool.call(&put, within(1000)).is_ok());
+}
+
+/// A master elsewhere behind a forwarder of this machine (ssh -L, a sidecar): the forwarder refuses, and the master is
+/// alive and gives keys up. Was: taken for the proof that no master leads, for every address of this machine.
+#[test]
+fn a_refusal_proves_nothing_of_a_master_on_another_machine() {
+    let here = HostId(name_hash(&this_host()));
+    for (host, proved) in [(here, true), (HostId(1), false), (HostId(0), false)] {
+        let config = ServerConfig { host, ..ServerConfig::default() };
+        let mut server = Server::start_with("127.0.0.1:0", config);
+        let master = server.master();
+        master.ping(within(2000)).unwrap();
+        assert!(!master.nobody_listens());
+        server.end();
+        assert_eq!(master.nobody_listens(), proved, "{host:?}");
+        assert!(!server.master().nobody_listens(), "it has answered nobody");
+    }
 }
 
 #[test]
