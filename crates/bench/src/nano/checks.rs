@@ -6,7 +6,7 @@ use mooncrate_check::payload::PutId;
 use mooncrate_core::time::Deadline;
 use mooncrate_core::word::RANK_PINS_MAX;
 use mooncrate_core::{Generation, Slot};
-use mooncrate_nano::{Place, Source, Step, Stepped, Target, Touch, When, route};
+use mooncrate_nano::{Marks, Place, Source, Step, Stepped, Target, Touch, When, route};
 use std::time::Duration;
 
 pub(super) const LIST: &[Check] = &[
@@ -244,7 +244,7 @@ fn damaged(stage: &Stage) -> Result<()> {
         stage.nano().get_into(key.as_bytes(), Target::Host(&mut target), None)?;
         let other = [target[len - 1] ^ 1];
         let when = When { stream: None, until: Deadline::NEVER };
-        reach.write(place.owner, at, Source::Host(&other), when)?;
+        reach.write(place.owner, at, Source::Host(&other), when, &Marks::default())?;
         let got = stage.nano().get_into(key.as_bytes(), Target::Host(&mut target), None);
         refused(got, "is damaged")?;
         stage.nano().remove(key.as_bytes())?;
