@@ -201,8 +201,8 @@ fn in_a_full_home() {
     assert_eq!(store.put(b"key", OLD).unwrap(), Stored::New);
     // Until not one byte more is taken.
     let mut filler = std::fs::File::create(full.join("filler")).unwrap();
-    let mut fill = || while filler.write_all(&[0; 64]).is_ok() {};
-    fill();
+    let mut take_all = || while filler.write_all(&[0; 64]).is_ok() {};
+    take_all();
     let _other = place.node("b");
     owner.signal(Signal::STOP);
     std::thread::sleep(Duration::from_secs(3));
@@ -213,7 +213,7 @@ fn in_a_full_home() {
     assert_eq!(log().matches("no state is kept").count(), 1, "{}", log());
     kill(running);
     // The next one finds no room there, and goes to the next folder.
-    fill();
+    take_all();
     let running = master();
     let _later = place.node("c");
     assert!(until(|| count() == (0, 1)), "{}", log());
