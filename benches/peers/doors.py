@@ -53,6 +53,8 @@ CALLS = (
     "get",
     "get_into",
     "is_exist",
+    "is_missing",
+    "get_size",
     "batch_is_exist",
     "put_batch",
     "get_batch",
@@ -76,8 +78,10 @@ class Door:
 
     def arguments(self, call: str, keys: list, places: list, sizes: list) -> tuple:
         """What the call takes; a place is an offset in the memory."""
-        if call in ("is_exist", "get"):
+        if call in ("is_exist", "get", "get_size"):
             return (keys[0],)
+        if call == "is_missing":
+            return (f"{keys[0]}/missing",)
         if call in ("batch_is_exist", "get_batch"):
             return (keys,)
         return self._with_values(call, keys, places, sizes)
@@ -95,6 +99,8 @@ class Door:
 
 class Mooncake(Door):
     """`mooncake.store`, published or ours: codes, addresses, and no exceptions."""
+
+    named = {"is_missing": "is_exist"}
 
     def __init__(self, master: str, segment: int, memory: Memory, disk: str = "") -> None:
         from mooncake.store import MooncakeDistributedStore
@@ -123,9 +129,9 @@ class Mooncake(Door):
 
     def right(self, call: str, answer, sizes: list) -> bool:
         """Whether the code is the good one; bytes that came back are compared by the loop."""
-        if call in ("put", "put_from", "put_batch", "remove"):
+        if call in ("put", "put_from", "put_batch", "remove", "is_missing"):
             return answer == 0
-        if call == "get_into":
+        if call in ("get_into", "get_size"):
             return answer == sizes[0]
         if call == "is_exist":
             return answer == 1
@@ -155,6 +161,8 @@ class Native(Door):
     named = {
         "put_from": "put",
         "is_exist": "exists",
+        "is_missing": "exists",
+        "get_size": "size",
         "batch_is_exist": "exists_batch",
         "batch_put_from": "put_batch",
         "batch_get_into": "get_into_batch",
@@ -180,7 +188,9 @@ class Native(Door):
     def right(self, call: str, answer, sizes: list) -> bool:
         if call in ("put", "put_from", "is_exist", "remove"):
             return answer is True
-        if call == "get_into":
+        if call == "is_missing":
+            return answer is False
+        if call in ("get_into", "get_size"):
             return answer == sizes[0]
         if call == "batch_get_into":
             return answer == sizes
@@ -214,6 +224,8 @@ class Redis(Door):
     named = {
         "put": "set",
         "is_exist": "exists",
+        "is_missing": "exists",
+        "get_size": "strlen",
         "put_batch": "mset",
         "get_batch": "mget",
         "remove": "delete",
@@ -239,6 +251,8 @@ class Redis(Door):
     def right(self, call: str, answer, sizes: list) -> bool:
         if call in ("put", "put_batch"):
             return answer is True
+        if call in ("is_missing", "get_size"):
+            return answer == (sizes[0] if call == "get_size" else 0)
         return answer == (1 if call in ("is_exist", "remove") else [1] * len(sizes))
 
     def clear(self) -> None:

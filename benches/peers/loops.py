@@ -22,7 +22,7 @@ CALLS, BATCHES = 4096, 512
 PROBE = 128
 # Lists of keys that are asked for again and again; nothing is written for them.
 LISTS = 64
-ASKING = ("is_exist", "batch_is_exist")
+ASKING = ("is_exist", "is_missing", "get_size", "batch_is_exist")
 # A round is over when little of it is left: a section of a few calls says nothing.
 ENOUGH = 0.8
 SAMPLES = 4

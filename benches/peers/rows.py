@@ -60,6 +60,9 @@ def _grid() -> list[Row]:
             rows.append(Row(name, "batch_is_exist", 64, batch, threads, unit="keys/s"))
     for threads in THREADS:
         rows.append(Row(f"is_exist, {threads_word(threads)}", "is_exist", 64, 1, threads))
+    for name, call in (("is_exist of a missing key", "is_missing"), ("get_size", "get_size")):
+        for threads in (1, 8):
+            rows.append(Row(f"{name}, {threads_word(threads)}", call, 64, 1, threads))
     for threads in THREADS:
         rows.append(
             Row(f"put + remove of 128 bytes, {threads_word(threads)}", "put + remove", 128, 1, threads)

@@ -207,7 +207,13 @@ class CopyingCalls(StoreBase):
         Never a code: LMCache takes every answer but 0 for a hit, and a hit that cannot be read costs an
         engine more than a miss.
         """
-        return self.batch_is_exist([key])[0]
+        live = self._live
+        if live is None:
+            return self.batch_is_exist([key])[0]
+        try:
+            return 1 if live.store.exists(key) else 0
+        except mooncrate.Error:
+            return 0
 
     def batch_is_exist(self, keys: Sequence[Key]) -> list[int]:
         """The same for many keys."""
