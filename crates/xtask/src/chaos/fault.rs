@@ -43,9 +43,11 @@ impl Planned {
     /// Draws where, when and how long.
     pub(crate) fn draw(kind: Kind, dice: &mut Dice) -> Self {
         let (least, most) = kind.ms;
+        let drawn = dice.below(if kind.on == On::Client { CLIENTS } else { NODES } as u64) as usize;
         Self {
             kind,
-            target: dice.below(if kind.on == On::Client { CLIENTS } else { NODES } as u64) as usize,
+            // Nobody maps the memory of the last node: who looks at a view of it has verified a copy.
+            target: if kind.act == Act::Flip { NODES - 1 } else { drawn },
             peer: dice.below(CLIENTS as u64) as usize,
             begins: Duration::from_millis(dice.below(300)),
             lasts: Duration::from_millis(least + dice.below(most - least + 1)),
@@ -187,7 +189,7 @@ fn begin(planned: Planned, fleet: &mut Fleet, seed: u64) -> Result<Undo> {
             Undo::Start
         }
         Act::DiskOut | Act::Forget => lose(planned, fleet)?,
-        Act::Flip => Undo::Nothing(flip(fleet, seed)?),
+        Act::Flip => Undo::Nothing(flip(fleet, planned.target, seed)?),
         Act::Remount => {
             let forerunner = fleet.nodes[target].child.take().context("the node runs")?;
             fleet.other_port(target)?;
@@ -237,10 +239,9 @@ fn lose(planned: Planned, fleet: &mut Fleet) -> Result<Undo> {
     Ok(Undo::Disk)
 }
 
-/// Flips a bit in each of many bytes of a node's memory. Nobody maps the memory of the last node: who looks at
-/// a view of it has verified a copy.
-fn flip(fleet: &Fleet, seed: u64) -> Result<Effect> {
-    let child = fleet.nodes[NODES - 1].child.as_ref().context("the node runs")?;
+/// Flips a bit in each of many bytes of a node's memory.
+fn flip(fleet: &Fleet, target: usize, seed: u64) -> Result<Effect> {
+    let child = fleet.nodes[target].child.as_ref().context("the node runs")?;
     let mut dice = Dice::new(seed ^ u64::from(child.id()));
     let mut flipped = 0;
     for entry in std::fs::read_dir(format!("/proc/{}/fd", child.id()))? {
