@@ -186,15 +186,21 @@ fn a_node_whose_lease_has_ended_brings_nothing_to_a_leader_without_a_list() {
     }
 }
 
-/// A copy with a node that is heard is enough: nothing is given up.
-#[test]
-fn a_key_with_another_copy_keeps_its_value() {
+/// Two nodes, and a copy of `key` on each.
+fn with_two_copies() -> Catalog {
     let mut catalog = Catalog::new(Config::default(), LeaderEpoch(1), Start::New, ms(0));
     mount(&mut catalog, ms(0), 1);
     mount(&mut catalog, ms(0), 2);
     let both = PutConfig { replicas: 2, ..PutConfig::default() };
     let plan = catalog.put_start(ms(0), b"key", 100, &both).unwrap();
     catalog.put_end(ms(0), b"key", plan.token, &[Seal(9)]).unwrap();
+    catalog
+}
+
+/// A copy with a node that is heard is enough: nothing is given up.
+#[test]
+fn a_key_with_another_copy_keeps_its_value() {
+    let mut catalog = with_two_copies();
     pass(&mut catalog, 100, LAPSED);
     assert_eq!(put(&mut catalog, ms(LAPSED), b"key"), Err(PutError::Exists));
     let located = catalog.locate(ms(LAPSED), b"key", 0).unwrap();
@@ -291,12 +297,7 @@ fn a_key_that_is_being_copied_from_a_dead_node_is_free() {
 /// readers that kept the locator could still read that copy (C4).
 #[test]
 fn a_remove_waits_for_a_copy_that_is_on_its_way_out() {
-    let mut catalog = Catalog::new(Config::default(), LeaderEpoch(1), Start::New, ms(0));
-    mount(&mut catalog, ms(0), 1);
-    mount(&mut catalog, ms(0), 2);
-    let both = PutConfig { replicas: 2, ..PutConfig::default() };
-    let plan = catalog.put_start(ms(0), b"key", 100, &both).unwrap();
-    catalog.put_end(ms(0), b"key", plan.token, &[Seal(9)]).unwrap();
+    let mut catalog = with_two_copies();
     pass(&mut catalog, 100, LAPSED - 1);
     catalog.drop_copy(ms(LAPSED - 1), b"key", SegmentId(2)).unwrap();
     pass(&mut catalog, LAPSED, LAPSED);

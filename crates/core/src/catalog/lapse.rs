@@ -6,10 +6,10 @@
 //!                └► registration (20 s, guarded) ───────────────────────────────► gone as a whole
 //! ```
 //!
-//! A lapsed node serves nobody, so a put or a remove of a key whose value nobody can read without it need not wait
-//! for it. The key is *struck*: the order to end the copy stays booked, and the call does not wait for the owner's
-//! word. Owners that are heard, of another stripe or of a copy that is being fetched, end theirs as ever, and the
-//! key waits for that moment. Everything else that the node holds is kept, and readable again when it is back.
+//! A node whose serving lease has ended (*lapsed*) answers no read. If a value cannot be read without that node, a put
+//! or a remove of its key does not wait for the node. The key is *struck*: the order to free the copy stays booked, and
+//! the caller gets its answer. Live nodes that hold other stripes or copies of the value free theirs first; the key
+//! waits for them. Every other value of the lapsed node is kept, and is readable again when the node is back.
 //!
 //! What must stay true (C2, G6):
 //! * The node gets no serving lease before it has ended every copy that was struck ([`Catalog::may_serve`]).
@@ -51,9 +51,9 @@ impl Catalog {
         }
     }
 
-    /// Whether nodes that are heard have not all of a finished object: the rest lies with lapsed nodes, is being
-    /// fetched, or was never told. Every owner of a part takes orders, so that all of it can be ended. What is being
-    /// evicted counts as there: its owner may spare it.
+    /// Whether a finished object cannot be read now: some of it is on lapsed nodes, is still being copied, or was never
+    /// announced. The owners of all its parts take orders, so everything can be freed. A part whose eviction is ordered
+    /// counts as readable: its owner may keep it.
     pub(super) fn is_cut_off(&self, id: EntryId) -> bool {
         let entry = self.objects.entry(id);
         let book = |part: &Part| self.segments.book(part.segment);
@@ -64,8 +64,8 @@ impl Catalog {
             && parts.all(|part| book(part).takes_orders())
     }
 
-    /// Gives an object up that is cut off. Its key is free when owners that are heard have answered. False: a segment
-    /// must leave the durable list first.
+    /// Frees an object that cannot be read. Its key is free when the live owners have answered. False: a segment must
+    /// leave the durable list first.
     pub(super) fn give_up(&mut self, now: Now, id: EntryId) -> bool {
         let parts = self.objects.entry(id).parts.as_slice().iter();
         let lapsed = parts.filter(|part| self.segments.book(part.segment).lapsed);

@@ -453,8 +453,8 @@ impl Catalog {
         self.detached
     }
 
-    /// Orders of lapsed segments that were looked at because somebody may wait for them, since it leads. Each
-    /// costs the same under the lock, so this bounds what one tick may do.
+    /// How many orders to lapsed segments were examined since this leader began. Each costs the same under the lock, so
+    /// the difference between two ticks bounds the work of one.
     pub fn lapse_looks(&self) -> u64 {
         self.lapse_looks
     }
