@@ -21,6 +21,7 @@ use mooncrate_wire::message::{
 };
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 /// A call that moves so many bytes has more time than others: so many times that of a call.
@@ -37,6 +38,8 @@ pub struct Client {
     pub(crate) counters: Counters,
     pub(crate) reports: Reports,
     pub(crate) owners: Owners,
+    /// Until when no owner is asked for memory that no read needs.
+    pub(crate) map_after: AtomicU64,
     /// Orders copies that are equally near, differently in every client.
     pub(crate) turn: u64,
 }
@@ -72,6 +75,7 @@ impl Client {
             counters: Counters::default(),
             reports: Reports::default(),
             owners: Owners::default(),
+            map_after: AtomicU64::new(0),
             turn: boottime().0,
         }
     }

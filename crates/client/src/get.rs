@@ -147,7 +147,12 @@ impl Client {
         if let Some(len) = self.lengths_near(&[key])[0] {
             return Ok(Some(len));
         }
-        Ok(self.locate(key, self.deadline())?.map(|located| located.len()))
+        let deadline = self.deadline();
+        let located = self.locate(key, deadline)?;
+        Ok(located.map(|located| {
+            self.map_near(&located, deadline);
+            located.len()
+        }))
     }
 
     /// Asks that an object be neither evicted nor removed for `time`; until when that is promised, by

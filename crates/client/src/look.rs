@@ -59,7 +59,7 @@ impl Client {
     }
 
     /// Asks the master whether keys exist. The answer names the place of each value, which is remembered: the
-    /// next question about the key, and its first read, need no call where the owner's memory is mapped.
+    /// next question about the key, and its first read, need no call where the owner's memory can be mapped.
     pub(crate) fn ask_existence(
         &self,
         keys: &[&[u8]],
@@ -71,7 +71,8 @@ impl Client {
         let looked = self.master.look(&ask, deadline)?;
         let each = looked.into_iter().zip(keys).map(|(looked, key)| match looked? {
             Looked::At(located) => {
-                self.remember(key::hash(key), key, located, asked, deadline);
+                let located = self.remember(key::hash(key), key, located, asked, deadline);
+                self.map_near(&located, deadline);
                 Ok(true)
             }
             Looked::Here { .. } => Ok(true),

@@ -221,6 +221,12 @@ impl Engine {
         }
     }
 
+    /// Whether a way to the owner of `locator` is known, of whichever kind.
+    pub fn knows(&self, locator: &Locator) -> bool {
+        let known = self.known.read();
+        known.get(&locator.segment).is_some_and(|(mount, _)| *mount == locator.incarnation)
+    }
+
     /// The way to memory that is mapped here, or of this process: a read over it waits for nobody. `None`: there
     /// is none, or none is known yet.
     pub fn near(&self, locator: &Locator) -> Option<Arc<dyn Transport>> {

@@ -11,13 +11,14 @@
 //! never an older one than the read before it. Readers used to pause longer and longer while the value moved,
 //! and gave up after half a second.
 
-use crate::fleet::{Fleet, connect, judge, master, node, stamped, until};
+use crate::fleet::{CALL_TIME, Fleet, connect, judge, master, node, stamped, until};
 use mooncrate::{
     CatalogConfig, ClientConfig, ConnectOptions, MappedMemory, MasterOptions, PutConfig, Store,
     run_both, run_master, run_node,
 };
 use mooncrate_core::evict::PolicyKind;
-use std::time::Duration;
+use rustix::process::Signal;
+use std::time::{Duration, Instant};
 
 const LEN: usize = 64 << 10;
 /// More than any machine needs.
@@ -222,22 +223,26 @@ fn to_ask_whether_a_key_is_there_is_no_read() {
     assert_eq!(store.counts().cached, read);
 }
 
-/// The master's answer to "does this key exist" names the place of the value, which the client remembers: the
-/// next question about the key and the first read of it ask nobody.
+/// The master's answer to "does this key exist" names the place of the value, which the client remembers, and its
+/// memory is mapped: the next question about the key and the first read of it ask nobody, also of a client that has
+/// read nothing yet.
 #[test]
 fn existence_that_was_asked_for_is_remembered() {
     let fleet = Fleet::start(&["a"]);
     let (store, other) = (connect(&fleet.address, true), connect(&fleet.address, true));
-    for key in [b"k", b"l"] {
-        other.put(key, &stamped(key, 1, LEN)).unwrap();
-    }
-    // Maps the memory of the owner.
-    judge(b"l", 1, LEN, &store.get(b"l").unwrap().unwrap());
+    other.put(b"k", &stamped(b"k", 1, LEN)).unwrap();
     assert!(!store.exists_near(&[b"k"])[0], "its place is not known");
-    assert!(store.exists(b"k").unwrap());
-    until("it is seen", TIME, || store.exists_near(&[b"k"])[0] || !store.exists(b"k").unwrap());
+    until("it is seen", TIME, || {
+        assert!(store.exists(b"k").unwrap());
+        store.exists_near(&[b"k"])[0]
+    });
     until("its length is seen", TIME, || {
         store.lengths_near(&[b"k"]) == [Some(LEN as u64)] || !store.exists(b"k").unwrap()
+    });
+    let sized = connect(&fleet.address, true);
+    until("its length is seen by another client", TIME, || {
+        assert_eq!(sized.size(b"k").unwrap(), Some(LEN as u64));
+        sized.lengths_near(&[b"k"]) == [Some(LEN as u64)]
     });
     let before = store.counts().cached;
     judge(b"k", 1, LEN, &store.get(b"k").unwrap().unwrap());
@@ -245,6 +250,27 @@ fn existence_that_was_asked_for_is_remembered() {
     assert!(other.remove(b"k", true).unwrap());
     assert!(!store.exists(b"k").unwrap());
     assert_eq!(store.size(b"k").unwrap(), None);
+}
+
+/// The master has answered before memory is mapped, so an owner that stands still keeps nobody who only asks
+/// whether a key exists.
+#[test]
+fn existence_is_answered_beside_a_stopped_owner() {
+    let fleet = Fleet::start(&["a"]);
+    let other = connect(&fleet.address, true);
+    other.put(b"k", &stamped(b"k", 1, LEN)).unwrap();
+    let store = connect(&fleet.address, true);
+    fleet.nodes[0].stop();
+    let start = Instant::now();
+    // One call that waited for the owner would use up all of this.
+    while start.elapsed() < CALL_TIME / 4 {
+        let asked = Instant::now();
+        assert!(store.exists(b"k").unwrap());
+        assert_eq!(store.size(b"k").unwrap(), Some(LEN as u64));
+        assert!(asked.elapsed() < CALL_TIME / 2, "it waited for the owner: {:?}", asked.elapsed());
+    }
+    fleet.nodes[0].signal(Signal::CONT);
+    until("it is seen", TIME, || store.exists(b"k").unwrap() && store.exists_near(&[b"k"])[0]);
 }
 
 /// Calls that wait for nobody: they see what is remembered and mapped, and have no answer for anything else.
