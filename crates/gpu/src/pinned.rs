@@ -11,6 +11,7 @@ use cudarc::driver::sys;
 use std::ffi::c_void;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
+use std::sync::atomic::AtomicU64;
 
 /// Page-locked host memory, zeroed at first.
 #[derive(Debug)]
@@ -49,6 +50,17 @@ impl PinnedBuffer {
     /// The address under which kernels of any GPU of this process reach the same bytes.
     pub fn device_address(&self) -> u64 {
         self.base.as_ptr() as u64
+    }
+
+    /// The 64-bit word at `index`, which kernels may change while the processor looks at it.
+    ///
+    /// # Panics
+    ///
+    /// Beyond the end of the buffer.
+    pub fn word(&self, index: usize) -> &AtomicU64 {
+        assert!(index < self.len / 8, "word {index} of a buffer of {} bytes", self.len);
+        // SAFETY: the word is inside of the allocation, which is aligned to a page and lives as long as `self`.
+        unsafe { AtomicU64::from_ptr(self.base.as_ptr().cast::<u64>().add(index)) }
     }
 }
 

@@ -194,16 +194,6 @@ impl Event {
         check("wait for an event", unsafe { sys::cuEventSynchronize(self.raw) })
     }
 
-    /// Whether the GPU has passed the event. It does not wait; errors of kernels show up here.
-    pub fn passed(&self) -> Result<bool, GpuError> {
-        let _bound = self.gpu.bind()?;
-        // SAFETY: the event lives as long as `self`.
-        match unsafe { sys::cuEventQuery(self.raw) } {
-            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
-            answer => check("ask for an event", answer).map(|()| true),
-        }
-    }
-
     /// Microseconds from `earlier` to this one; both must have been passed.
     pub fn micros_since(&self, earlier: &Self) -> Result<f64, GpuError> {
         let _bound = self.gpu.bind()?;

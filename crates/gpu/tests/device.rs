@@ -190,7 +190,7 @@ fn events_order_streams_and_take_the_time() {
     two.span().copy_from(one.span(), &second).unwrap();
     assert!(two.span().to_vec(&second).unwrap().iter().all(|byte| *byte == 7));
     done.synchronize().unwrap();
-    assert!(begun.passed().unwrap() && done.passed().unwrap());
+    assert!(begun.is_passed().unwrap() && done.is_passed().unwrap());
     assert!(done.micros_since(&begun).unwrap() > 0.0);
 }
 

@@ -6,7 +6,7 @@
 
 use crate::error::NanoError;
 use crate::kernels::{self, Action, Counts, Kernels, Outcome, Outcomes, Push, Read, Steps, Value};
-use crate::lane::{Lane, Lanes, Taken, Told, room};
+use crate::lane::{Lane, Lanes, Taken, room};
 use crate::layout::{HeapLayout, PIECE};
 use crate::marks::Marks;
 use crate::plan::Place;
@@ -162,7 +162,7 @@ impl CudaReach {
         for _ in 0..TRIES {
             let (parts, stream) = lane.queue(None);
             self.kernels.act(stream, &self.heap, owner, &[asked(step)], &parts.outcomes)?;
-            if let Some(stepped) = judge(step, lane.tell_now(Told::Step)?) {
+            if let Some(stepped) = judge(step, lane.step_outcome()?) {
                 return Ok(stepped);
             }
         }
@@ -358,7 +358,7 @@ impl Reach for CudaReach {
                 let (pages, publish) = (0..value.pages.count(), Some(&parts.counter));
                 let push = Push { value, pages, source, begun, publish };
                 self.kernels.push(stream, &self.heap, &push)?;
-                lane.tell(Told::Copy, on.as_ref())?;
+                lane.mark(on.as_ref())?;
             }
             source => {
                 Self::arrive(on.as_ref(), when.until)?;
@@ -370,7 +370,7 @@ impl Reach for CudaReach {
                 self.write(owner, place.payload_offset, source, when, &none)?;
                 let (parts, stream) = lane.queue(None);
                 self.kernels.commit(stream, &self.heap, value, &parts.counter)?;
-                lane.tell(Told::Copy, None)?;
+                lane.mark(None)?;
             }
         }
         Ok(Box::new(Chain { lane, step: place.step(Touch::Apply(StateEvent::Publish)) }))
@@ -393,7 +393,7 @@ impl Reach for CudaReach {
             let (bytes, unpin) = (0..value.pages.bytes_total, Some(&parts.counter));
             let read = Read { value, bytes, target: *target, pin: parts.outcomes.at(0)?, unpin };
             self.kernels.read(stream, &self.heap, &read)?;
-            lane.tell(Told::Copy, on.as_ref())?;
+            lane.mark(on.as_ref())?;
             return Ok(Box::new(Chain { lane, step: pin }));
         }
         Self::arrive(on.as_ref(), when.until)?;
@@ -417,7 +417,7 @@ impl Reach for CudaReach {
         marks.precede(on.as_ref().unwrap_or(&lane.stream))?;
         let (parts, stream) = lane.queue(on.as_ref());
         self.kernels.commit(stream, &self.heap, Self::value(place), &parts.counter)?;
-        lane.tell(Told::Copy, on.as_ref())?;
+        lane.mark(on.as_ref())?;
         Ok(Box::new(Chain { lane, step: place.step(Touch::Apply(StateEvent::Publish)) }))
     }
 

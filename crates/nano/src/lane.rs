@@ -1,15 +1,15 @@
 //! What one call on a GPU needs for itself, so that calls wait for nobody but their own stream.
 //!
 //! ```text
-//! take a lane ─► queue steps and copies on the caller's stream ─► tell (outcome to the host, mark) ─► look until passed
+//! take a lane ─► queue steps and copies on the caller's stream, mark the end ─► look until the last kernel has told
 //! ```
 //!
-//! What must stay true: a lane goes back when all that was queued with it has ended; until then nobody else has it.
+//! What must stay true: a lane goes back when nothing that was queued uses it any more; until then nobody else has it.
 //! Whoever drops one that is still on its way waits for it.
 
 use crate::error::NanoError;
-use crate::kernels::{Counter, OUTCOME_BYTES, Outcome, Outcomes};
-use mooncrate_gpu::{DeviceBuffer, Event, Gpu, PinnedBuffer, Span, Stream};
+use crate::kernels::{Counter, Outcome, Outcomes};
+use mooncrate_gpu::{DeviceBuffer, Event, Gpu, Span, Stream};
 use mooncrate_lock::Mutex;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -27,10 +27,8 @@ pub(crate) struct Lane {
     pub(crate) stream: Stream,
     /// Of the step before a copy, which the copy looks at.
     pub(crate) outcomes: Outcomes,
-    /// Of the copy: what became of the whole.
+    /// Of the copy: what became of the whole, which the host sees.
     pub(crate) counter: Counter,
-    /// Where the host sees an outcome.
-    told: PinnedBuffer,
     done: Event,
     /// Room for checksums, as long as was needed so far.
     pub(crate) sums: Option<DeviceBuffer>,
@@ -53,8 +51,7 @@ impl Lanes {
             None => Lane {
                 stream: Stream::new(&self.gpu)?,
                 outcomes: Outcomes::new(&self.gpu, 1)?,
-                counter: Counter::unbound(&self.gpu)?,
-                told: PinnedBuffer::new(&self.gpu, OUTCOME_BYTES as usize)?,
+                counter: Counter::telling(&self.gpu)?,
                 done: Event::untimed(&self.gpu)?,
                 sums: None,
             },
@@ -100,48 +97,37 @@ impl Taken {
     pub(crate) fn queue<'a>(&'a mut self, on: Option<&'a Stream>) -> (&'a Lane, &'a Stream) {
         self.way = Way::Queued;
         let lane = &**self;
+        lane.counter.expect();
         (lane, on.unwrap_or(&lane.stream))
     }
 
-    /// Queues what tells the host an outcome, after all that was queued.
-    pub(crate) fn tell(&mut self, of: Told, on: Option<&Stream>) -> Result<(), NanoError> {
-        self.way = Way::Queued;
-        let Lane { stream, outcomes, counter, told, done, .. } = &mut **self;
-        let stream = on.unwrap_or(stream);
-        let place = match of {
-            Told::Step => outcomes.at(0)?.0,
-            Told::Copy => counter.place()?,
-        };
-        // SAFETY: `told` belongs to the lane, which nobody else gets before the mark was passed; it is read then.
-        unsafe { place.enqueue_download(told, stream) }?;
-        done.record(stream)?;
+    /// Marks the end of all that was queued.
+    pub(crate) fn mark(&mut self, on: Option<&Stream>) -> Result<(), NanoError> {
+        let lane = &**self;
+        lane.done.record(on.unwrap_or(&lane.stream))?;
         self.way = Way::Marked;
         Ok(())
     }
 
-    /// What was told, if the GPU has come so far.
+    /// What became of a copy that was queued, if the GPU has come so far.
     pub(crate) fn look(&mut self) -> Result<Option<Outcome>, NanoError> {
-        if !self.done.is_passed()? {
-            return Ok(None);
+        let told = match self.counter.told() {
+            // Where a kernel failed, nothing is told.
+            None if self.done.is_passed()? => Some(self.counter.told().unwrap_or(Outcome::Missing)),
+            told => told,
+        };
+        if told.is_some() {
+            self.way = Way::Idle;
         }
-        self.way = Way::Idle;
-        Ok(Some(Outcome::from_bytes(&self.told)))
+        Ok(told)
     }
 
-    /// Tells on the lane's own stream, which nothing else delays, and waits for it.
-    pub(crate) fn tell_now(&mut self, of: Told) -> Result<Outcome, NanoError> {
-        self.tell(of, None)?;
-        self.done.synchronize()?;
+    /// What became of a step that was queued on the lane's own stream, which nothing else delays. It waits for it.
+    pub(crate) fn step_outcome(&mut self) -> Result<Outcome, NanoError> {
+        let outcomes = self.outcomes.read(1, &self.stream)?;
         self.way = Way::Idle;
-        Ok(Outcome::from_bytes(&self.told))
+        Ok(outcomes[0])
     }
-}
-
-/// Which outcome.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Told {
-    Step,
-    Copy,
 }
 
 impl Deref for Taken {

@@ -63,7 +63,7 @@ impl CudaEp {
     }
 
     fn await_event(&self, event: &Event) -> Result<(), EpError> {
-        self.attend(|| Ok(event.passed()?))
+        self.attend(|| Ok(event.is_passed()?))
     }
 
     /// Waits for everything on the GPU. A thread waits, because nobody can be looked for in that call.
@@ -227,7 +227,7 @@ impl CudaEp {
             self.say_left(false)?;
         }
         // Otherwise what was queued is done as if nothing were: every wait on the GPU has a timeout, so this ends.
-        while !under_way && !self.ends[0].passed()? {
+        while !under_way && !self.ends[0].is_passed()? {
             self.notice();
             sleep(FINISH_PAUSE);
         }

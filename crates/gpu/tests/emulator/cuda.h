@@ -125,6 +125,9 @@ inline unsigned add_acq_rel_gpu(unsigned* at, unsigned more) {
 inline unsigned long long add_acq_rel_gpu(unsigned long long* at, unsigned long long more) {
     return __atomic_fetch_add(at, more, __ATOMIC_ACQ_REL);
 }
+inline void store_release_sys(unsigned long long* at, unsigned long long value) {
+    __atomic_store_n(at, value, __ATOMIC_RELEASE);
+}
 inline void store_relaxed_sys(unsigned long long* at, unsigned long long value) {
     __atomic_store_n(at, value, __ATOMIC_RELAXED);
 }

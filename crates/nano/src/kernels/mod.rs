@@ -35,7 +35,6 @@ mod value;
 mod words;
 mod words_oracle;
 
-pub(crate) use outcome::OUTCOME_BYTES;
 pub use outcome::{Counter, Counts, Outcome, OutcomeAt, Outcomes};
 pub use push::Push;
 pub use push_oracle::{commit_oracle, push_oracle};
@@ -172,7 +171,7 @@ mod tests {
     }
 
     /// N2: all stores of data, then the barrier of the block, then the count of blocks, then the release at
-    /// system scope. So it is for the loads of a reader and its unpin.
+    /// system scope. So it is for the loads of a reader and its unpin. The host is told last of all.
     #[test]
     fn the_word_changes_after_the_last_byte_of_all_blocks() {
         for (name, ptx) in [("push", push::PTX), ("read", read::PTX)] {
@@ -182,11 +181,13 @@ mod tests {
             let count = places(ptx, |op| op == "atom.acq_rel.gpu.global.add.u32");
             let fence = places(ptx, |op| op == "fence.acq_rel.sys");
             let word = places(ptx, |op| op == "atom.relaxed.sys.global.cas.b64");
-            let order = [barrier.as_slice(), &count, &fence, &word].map(<[usize]>::len);
-            assert_eq!(order, [1, 1, 1, 1], "{name}");
+            let told = places(ptx, |op| op == "st.release.sys.global.u64");
+            let order = [barrier.as_slice(), &count, &fence, &word, &told].map(<[usize]>::len);
+            assert_eq!(order, [1; 5], "{name}");
             let data = stores.iter().chain(&loads).max().copied();
             assert!(data < Some(barrier[0]), "{name}: a byte moves after the barrier");
             assert!(barrier[0] < count[0] && count[0] < fence[0] && fence[0] < word[0], "{name}");
+            assert!(word[0] < told[0], "{name}");
         }
     }
 

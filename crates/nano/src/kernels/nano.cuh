@@ -59,6 +59,12 @@ __device__ __forceinline__ u64 load_acquire_sys(u64* at) {
                  : "memory");
     return found;
 }
+__device__ __forceinline__ void store_release_sys(u64* at, u64 value) {
+    asm volatile("st.release.sys.global.u64 [%0], %1;"
+                 :
+                 : "l"(__cvta_generic_to_global(at)), "l"(value)
+                 : "memory");
+}
 __device__ __forceinline__ u32 add_acq_rel_gpu(u32* at, u32 more) {
     u32 found;
     asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
@@ -206,10 +212,11 @@ __device__ __forceinline__ void copy_part(u8* target, const u8* source, u64 byte
     }
 }
 
-// What a launch counts its blocks with, and where its last one leaves the outcome. Mirrors `Counter` in
-// outcome.rs. Launches that share one follow each other in one stream.
+// What a launch counts its blocks with, and where its last one leaves the outcome: here, and in memory of the
+// host if `told` names some. Mirrors `Counter` in outcome.rs. Launches that share one follow each other.
 struct Counter {
-    u32 arrived, zero[3];
+    u32 arrived, zero;
+    Outcome* told;
     Outcome outcome;
 };
 static_assert(sizeof(Counter) == 32, "Counter is 32 bytes in Rust as well");
@@ -225,4 +232,15 @@ __device__ __forceinline__ bool last_of_all(Counter* counter) {
     // For the next launch, which begins after this one.
     counter->arrived = 0;
     return true;
+}
+
+// By the last block, after all else: whoever sees the outcome in `told` may use whatever the launch was given for
+// something new, although the launch has not quite ended.
+__device__ __forceinline__ void leave(Counter* counter, const Outcome& outcome) {
+    counter->outcome = outcome;
+    Outcome* told = counter->told;
+    if (told != nullptr) {
+        told->word = outcome.word;
+        store_release_sys(reinterpret_cast<u64*>(&told->code), outcome.code);
+    }
 }

@@ -2,12 +2,15 @@
 
 use super::KernelError;
 use mooncrate_core::word::Word;
-use mooncrate_gpu::{DeviceBuffer, Gpu, Span, Stream};
+use mooncrate_gpu::{DeviceBuffer, Gpu, PinnedBuffer, Span, Stream};
+use std::sync::atomic::Ordering;
 
 /// Bytes of an outcome in device memory: the word, a code, and zeros. `Outcome` in `nano.cuh`.
-pub(crate) const OUTCOME_BYTES: u64 = 16;
-/// Bytes of a counter; its outcome begins at 16. `Counter` in `nano.cuh`.
+const OUTCOME_BYTES: u64 = 16;
+/// Bytes of a counter, the place of the address where the host is told, and that of the outcome. `Counter` in
+/// `nano.cuh`.
 const COUNTER_BYTES: u64 = 32;
+const COUNTER_TOLD: usize = 8;
 const COUNTER_OUTCOME: u64 = 16;
 
 /// What became of a step.
@@ -24,13 +27,16 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    pub(crate) fn from_bytes(bytes: &[u8]) -> Self {
+    fn from_bytes(bytes: &[u8]) -> Self {
         let number = |from: usize| {
             let bytes = bytes.get(from..from + 8).and_then(|bytes| bytes.try_into().ok());
             u64::from_le_bytes(bytes.unwrap_or_default())
         };
-        let word = Word(number(0));
-        match number(8) {
+        Self::of(Word(number(0)), number(8))
+    }
+
+    fn of(word: Word, code: u64) -> Self {
+        match code {
             1 => Self::Done(word),
             2 => Self::Refused(word),
             3 => Self::Busy(word),
@@ -86,34 +92,64 @@ pub struct OutcomeAt<'a>(pub(crate) Span<'a>);
 #[derive(Debug)]
 pub struct Counter {
     memory: DeviceBuffer,
-    /// `None`: whoever uses it waits for one launch before the next.
-    stream: Option<u64>,
+    order: Order,
+}
+
+/// What keeps launches with one counter apart.
+#[derive(Debug)]
+enum Order {
+    /// They are on this stream.
+    Stream(u64),
+    /// The host has seen the outcome of one here before it queues the next.
+    Told(PinnedBuffer),
 }
 
 impl Counter {
     /// One for launches on this stream.
     pub fn new(stream: &Stream) -> Result<Self, KernelError> {
-        Ok(Self { memory: zeroed(stream.gpu(), COUNTER_BYTES)?, stream: Some(stream.raw()) })
+        let memory = zeroed(stream.gpu(), COUNTER_BYTES)?;
+        Ok(Self { memory, order: Order::Stream(stream.raw()) })
     }
 
-    /// One for launches on any stream, of which each has ended before the next one is queued.
-    pub(crate) fn unbound(gpu: &Gpu) -> Result<Self, KernelError> {
-        Ok(Self { memory: zeroed(gpu, COUNTER_BYTES)?, stream: None })
+    /// One for launches on any stream, whose outcomes the host sees: [`Counter::expect`], launch,
+    /// [`Counter::told`] until there is one, and the next.
+    pub(crate) fn telling(gpu: &Gpu) -> Result<Self, KernelError> {
+        let told = PinnedBuffer::new(gpu, OUTCOME_BYTES as usize)?;
+        let (memory, stream) = (DeviceBuffer::new(gpu, COUNTER_BYTES)?, Stream::new(gpu)?);
+        let mut bytes = [0; COUNTER_BYTES as usize];
+        bytes[COUNTER_TOLD..][..8].copy_from_slice(&told.device_address().to_le_bytes());
+        memory.span().write(&bytes, &stream)?;
+        Ok(Self { memory, order: Order::Told(told) })
+    }
+
+    /// Forgets what the launch before has told.
+    pub(crate) fn expect(&self) {
+        if let Order::Told(told) = &self.order {
+            // Relaxed: a launch makes it visible to the GPU.
+            told.word(1).store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// What the launch since [`Counter::expect`] came to, as soon as it uses nothing any more that it was given. `None`:
+    /// it has not come so far.
+    pub(crate) fn told(&self) -> Option<Outcome> {
+        let Order::Told(told) = &self.order else { return None };
+        // Acquire: pairs with the release of `leave` in `nano.cuh`, which comes after all that the launch did.
+        match told.word(1).load(Ordering::Acquire) {
+            0 => None,
+            code => Some(Outcome::of(Word(told.word(0).load(Ordering::Relaxed)), code)),
+        }
     }
 
     /// What the last block of the last launch did, after everything that is queued on `stream`.
     pub fn outcome(&self, stream: &Stream) -> Result<Outcome, KernelError> {
-        Ok(Outcome::from_bytes(&self.place()?.to_vec(stream)?))
-    }
-
-    /// The place of that outcome.
-    pub(crate) fn place(&self) -> Result<Span<'_>, KernelError> {
-        Ok(self.memory.span().part(COUNTER_OUTCOME..COUNTER_BYTES)?)
+        let place = self.memory.span().part(COUNTER_OUTCOME..COUNTER_BYTES)?;
+        Ok(Outcome::from_bytes(&place.to_vec(stream)?))
     }
 
     /// Its address, for a launch on its own stream.
     pub(super) fn address(&self, stream: &Stream) -> Result<u64, KernelError> {
-        if self.stream.is_none_or(|own| own == stream.raw()) {
+        if !matches!(self.order, Order::Stream(own) if own != stream.raw()) {
             return Ok(self.memory.span().address());
         }
         Err(KernelError::Shape("a counter of another stream: each stream has its own".into()))

@@ -8,18 +8,18 @@ extern "C" __global__ void push_pages(const __grid_constant__ Bases bases, u32 o
                                       u32 generation, u64 offset, u64 bytes, const u8* source,
                                       u32 block_pieces, const Outcome* begun, Counter* counter) {
     wait_for_earlier_work();
-    if (begun != nullptr && (begun->code != DONE || begun->word != make_word(generation, WRITING, 0))) {
-        if (counter != nullptr && blockIdx.x == 0 && threadIdx.x == 0) {
-            counter->outcome = {begun->word, REFUSED, 0};
-        }
-        return;
+    const u64 writing = make_word(generation, WRITING, 0);
+    const Outcome found = begun != nullptr ? *begun : Outcome{writing, DONE, 0};
+    const bool allowed = found.code == DONE && found.word == writing;
+    if (allowed) {
+        copy_part(place(bases, owner, offset), source, bytes, block_pieces);
     }
-    copy_part(place(bases, owner, offset), source, bytes, block_pieces);
     if (counter == nullptr || !last_of_all(counter)) {
         return;
     }
     fence_sys();
     // Nobody can have pinned what is not ready, so the word is known but for a failure.
-    counter->outcome = step_word(word_at(bases, owner, slot), make_word(generation, WRITING, 0), generation,
-                                 PUBLISH, 0, cas_relaxed_sys);
+    leave(counter, allowed ? step_word(word_at(bases, owner, slot), writing, generation, PUBLISH, 0,
+                                       cas_relaxed_sys)
+                           : Outcome{found.word, REFUSED, 0});
 }

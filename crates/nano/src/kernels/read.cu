@@ -9,18 +9,17 @@ extern "C" __global__ void read_value(const __grid_constant__ Bases bases, u32 o
                                       const Outcome* pin, u32 rank, Counter* counter) {
     wait_for_earlier_work();
     const u64 word = pin->word;
-    if (pin->code != DONE || u32(word >> 32) != generation || state_of(word) != READY) {
-        if (counter != nullptr && blockIdx.x == 0 && threadIdx.x == 0) {
-            counter->outcome = {word, REFUSED, 0};
-        }
-        return;
+    const bool allowed =
+        pin->code == DONE && u32(word >> 32) == generation && state_of(word) == READY;
+    if (allowed) {
+        copy_part(target, place(bases, owner, offset), bytes, block_pieces);
     }
-    copy_part(target, place(bases, owner, offset), bytes, block_pieces);
     if (counter == nullptr || !last_of_all(counter)) {
         return;
     }
     fence_sys();
     // Unless another reader came or went, the word is as the pin left it.
-    counter->outcome =
-        step_word(word_at(bases, owner, slot), word, generation, UNPIN, rank, cas_relaxed_sys);
+    leave(counter, allowed ? step_word(word_at(bases, owner, slot), word, generation, UNPIN, rank,
+                                       cas_relaxed_sys)
+                           : Outcome{word, REFUSED, 0});
 }

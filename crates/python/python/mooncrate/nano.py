@@ -27,7 +27,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from mooncrate._native import NanoRank, ObjMeta, WritePlan
-from mooncrate.devices import CUDA, cuda_interface, handle, torch_size, torch_stream
+from mooncrate.devices import CUDA, cuda_interface, handle, torch_raw_stream, torch_size, torch_stream
 from mooncrate.errors import Busy, Closed, Invalid
 
 if TYPE_CHECKING:
@@ -102,6 +102,7 @@ class NanoKVCache:
         except BaseException:
             self._tidy()
             raise
+        self._device = self._rank.device
         if self._rank.advice is not None:
             warnings.warn(self._rank.advice, RuntimeWarning, stacklevel=2)
         # Kernels index the bases by these numbers: a rank of torch is the same rank here.
@@ -273,13 +274,13 @@ class NanoKVCache:
         return given
 
     def _torch_memory(self, torch: Any, tensor: Any) -> Any:
-        size = torch_size(torch, tensor)
-        if tensor.device.type == "cpu":
+        size, device = torch_size(torch, tensor), tensor.device
+        if device.type == "cpu":
             return tensor.detach().reshape(-1).view(torch.uint8).numpy()
-        if tensor.device.type != "cuda":
-            raise Invalid(f"the tensor is on {tensor.device}; give one on a CUDA GPU or on the host")
-        self._check_device(tensor.device.index)
-        return tensor.data_ptr(), size, torch.cuda.current_stream(tensor.device).cuda_stream, tensor
+        if device.type != "cuda":
+            raise Invalid(f"the tensor is on {device}; give one on a CUDA GPU or on the host")
+        self._check_device(device.index)
+        return tensor.data_ptr(), size, torch_raw_stream(torch, device.index), tensor
 
     def _cuda_memory(
         self, given: Any, interface: dict[str, Any], written: bool
@@ -294,9 +295,8 @@ class NanoKVCache:
         return address, size, stream, given
 
     def _check_device(self, index: int | None) -> None:
-        here = self._rank.device
-        if here is not None and index != here:
-            raise Invalid(f"the tensor is on GPU {index}, the heap of this rank on GPU {here}")
+        if self._device is not None and index != self._device:
+            raise Invalid(f"the tensor is on GPU {index}, the heap of this rank on GPU {self._device}")
 
     def _room(self, length: int) -> Any:
         torch = sys.modules.get("torch")
