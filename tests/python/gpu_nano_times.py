@@ -3,9 +3,14 @@
     python3 gpu_nano_times.py [ROUNDS]      with the package `mooncrate` beside it (`rig.py` says more)
 
 Two ranks under MPS. Each rank in turn, while the other one is idle, puts tensors into the other's heap and gets them
-back, and removes them, which is not measured. A call is timed from its start to its return on an idle stream. Then the
-same while another stream of the process has a kernel of some milliseconds queued, which no call has to wait for. What
-was read is compared.
+back, and removes them, which is not measured. A call is timed from its start to its return on an idle stream:
+
+    in a row         right after other work of the caller, whose end it saw by asking an event again and again
+    after a wait     after `stream.synchronize()`, in which the driver lets the processor go
+    beside a kernel  after a wait, while another stream has a kernel of some milliseconds queued, which no call has to
+                     wait for
+
+The floor is what torch takes for two small kernels and an event in the place of the put. What was read is compared.
 """
 
 import sys
@@ -14,6 +19,7 @@ import time
 from rig import run_checks, run_ranks, torch_or_skip
 
 ROW = "times of NanoKVCache"
+WHEN = ["in a row", "after a wait", "beside a kernel"]
 SIZES = {"4 KiB": 4 << 10, "256 KiB": 256 << 10, "8 MiB": 8 << 20}
 
 torch = torch_or_skip(ROW)
@@ -24,20 +30,45 @@ def percentiles(times):
     return f"{times[len(times) // 2] * 1e6:.1f} | {times[len(times) * 95 // 100] * 1e6:.1f}"
 
 
-def measure(cache, rank, name, size, rounds, busy):
+def look_until(event):
+    while not event.query():
+        pass
+
+
+def measure(cache, rank, name, size, rounds, when):
     """A row of the table: puts to the other rank's heap and gets from there."""
     value = torch.randint(0, 256, (size,), dtype=torch.uint8, device="cuda")
-    room, side, elsewhere = torch.zeros_like(value), torch.cuda.Stream(), torch.cuda.Stream()
-    puts, gets = [], []
+    room, small = torch.zeros_like(value), torch.zeros(16, device="cuda")
+    side, elsewhere, mark = torch.cuda.Stream(), torch.cuda.Stream(), torch.cuda.Event()
+    floors, puts, gets = [], [], []
+
+    def floor():
+        small.add_(1)
+        small.add_(1)
+        mark.record(side)
+        look_until(mark)
+
+    def before():
+        value.add_(1)
+        if when == "in a row":
+            mark.record(side)
+            look_until(mark)
+        else:
+            side.synchronize()
+        if when == "beside a kernel":
+            with torch.cuda.stream(elsewhere):
+                torch.cuda._sleep(6_000_000)
+
     torch.cuda.synchronize()
     with torch.cuda.stream(side):
         for number in range(rounds + 10):
-            key = f"{rank}/{name}/{busy}/{number}"
-            value.add_(1)
-            side.synchronize()
-            if busy:
-                with torch.cuda.stream(elsewhere):
-                    torch.cuda._sleep(6_000_000)
+            key = f"{rank}/{name}/{when}/{number}"
+            before()
+            began = time.perf_counter()
+            floor()
+            low = time.perf_counter() - began
+            elsewhere.synchronize()
+            before()
             began = time.perf_counter()
             cache.put(key, value, preferred_segment=1 - rank)
             put = time.perf_counter()
@@ -45,28 +76,29 @@ def measure(cache, rank, name, size, rounds, busy):
             got = time.perf_counter()
             assert hit, "a value that was just put is not there"
             if number >= 10:
+                floors.append(low)
                 puts.append(put - began)
                 gets.append(got - put)
             side.synchronize()
             if number % 16 == 0:
                 assert torch.equal(room, value), "wrong bytes"
-            if busy:
-                elsewhere.synchronize()
+            elsewhere.synchronize()
             cache.remove(key)
-    beside = "a kernel of about 4 ms" if busy else "nothing"
-    return f"| {name} | rank {rank} | {beside} | {percentiles(puts)} | {percentiles(gets)} |"
+    times = " | ".join(percentiles(times) for times in (floors, puts, gets))
+    return f"| {name} | rank {rank} | {when} | {times} |"
 
 
 def as_rank(path, rank, world, rounds):
     from mooncrate.nano import NanoKVCache
 
     with NanoKVCache(1 << 30, rank=rank, world=world, path=path) as cache:
-        for busy in (False, True):
+        for when in WHEN:
             for name, size in SIZES.items():
                 for turn in range(world):
                     cache.barrier()
                     if turn == rank:
-                        print(measure(cache, rank, name, size, rounds // 4 if busy else rounds, busy), flush=True)
+                        slow = when == "beside a kernel"
+                        print(measure(cache, rank, name, size, rounds // 4 if slow else rounds, when), flush=True)
         cache.barrier()
 
 
@@ -75,9 +107,9 @@ def table():
     said = "".join(run_ranks(__file__, 2, rounds)).splitlines()
     rows = [line for line in said if line.startswith("| ")]
     print("\n".join(line for line in said if line not in rows))
-    print("\n| bytes | caller | beside it | put µs p50 | p95 | get_into µs p50 | p95 |")
-    print("|---|---|---|---|---|---|---|")
-    print("\n".join(sorted(rows, key=lambda row: ("kernel" in row, list(SIZES).index(row.split(" | ")[0][2:])))))
+    print("\n| bytes | caller | the call comes | floor µs p50 | p95 | put µs p50 | p95 | get_into µs p50 | p95 |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    print("\n".join(rows))
     print()
 
 
