@@ -12,13 +12,8 @@ use mooncrate_core::error::PutError;
 use mooncrate_core::key::Key;
 use mooncrate_core::plan::{Located, Medium, PutConfig};
 use mooncrate_core::time::Deadline;
-use mooncrate_mem::clock::boottime;
 use mooncrate_transfer::{Engine, TransferError};
 use mooncrate_wire::message::{BeginWrite, PutItem};
-use std::time::Duration;
-
-/// How long the end of a put that came to nothing may take.
-const REVOKE_TIME: Duration = Duration::from_millis(500);
 
 impl Client {
     /// Finds an object and lets `work` read it by a way of its own; `None`: there is none. A place that was
@@ -71,8 +66,7 @@ impl Client {
             seal = written;
         }
         let Some(seal) = seal else {
-            // Of its own, because the call may have used up its time.
-            self.revoke(key, plan.token, boottime().deadline_in(REVOKE_TIME));
+            self.revoke(key, plan.token, deadline);
             return Ok(None);
         };
         let mut results = [None];

@@ -25,6 +25,9 @@ const ROUNDS_MAX: usize = 3;
 /// Owners that a put leaves out at most: as many as a message takes is more than a cluster loses at once.
 const AVOID_MAX: usize = 64;
 
+/// How long the master has, at least, to hear that a put was given up.
+const REVOKE_TIME: Duration = Duration::from_millis(100);
+
 /// What became of a put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stored {
@@ -423,9 +426,14 @@ impl Client {
     }
 
     /// Gives failed puts back. If the master cannot be reached, its watchdog does. A caller that is, or was,
-    /// interrupted waits a moment for it: revoking twice is harmless.
+    /// interrupted waits a moment for it: revoking twice is harmless. So does one whose time is over: most puts fail
+    /// by that, and their room would be taken until the watchdog looks.
     pub(crate) fn revoke_all(&self, lost: &[PutRevokeItem<'_>], deadline: Deadline) {
+        if lost.is_empty() {
+            return;
+        }
         let mut moment = None;
+        let deadline = deadline.max(boottime().deadline_in(REVOKE_TIME));
         for part in frames(lost, |one| one.key) {
             if !interrupt::ended() {
                 let answer = self.master.put_revoke(part, deadline);

@@ -1,10 +1,10 @@
 //! Nodes and clients that die or stand still, in the middle of things.
 
 use crate::fleet::{
-    CALL_TIME, Fleet, Process, REGISTRATION, SLACK, connect, judge, patiently, segment, stamped,
-    until,
+    CALL_TIME, Fleet, Process, REGISTRATION, SLACK, catalog, connect, judge, patiently, segment,
+    stamped, until,
 };
-use mooncrate::{Advice, PutConfig, Store, Stored};
+use mooncrate::{Advice, CatalogConfig, ClientConfig, ConnectOptions, PutConfig, Store, Stored};
 use mooncrate_core::Now;
 use mooncrate_wire::clock::boottime;
 use rustix::process::Signal;
@@ -276,6 +276,28 @@ fn killed_clients_leave_nothing_behind() {
         (stat.objects, stat.open_puts, stat.used_bytes, stat.quarantined_bytes) == (0, 0, 0, 0)
     });
     fleet.audit();
+}
+
+/// A put that failed tells the master, which gives its room back long before the watchdog would.
+#[test]
+fn a_put_that_failed_is_given_up_at_once() {
+    let long = Duration::from_mins(5);
+    let slow =
+        CatalogConfig { put_timeout: long, registration: long, silent_after: long, ..catalog() };
+    let fleet = Fleet::start_with(&["a"], slow);
+    let master = fleet.address.clone().into();
+    let client = ClientConfig { call_time: CALL_TIME / 4, ..ClientConfig::default() };
+    let hurried = ConnectOptions { master, client, ..ConnectOptions::default() };
+    let (store, hurried) = (connect(&fleet.address, true), Store::connect(hurried).unwrap());
+    fleet.nodes[0].stop();
+    for n in 0..3 {
+        assert!(hurried.put(&name(n), &stamped(&name(n), n, LEN)).is_err(), "nobody answers");
+    }
+    fleet.nodes[0].signal(Signal::CONT);
+    until("nothing is under way", Duration::from_mins(1), || {
+        let stat = store.stat().unwrap();
+        (stat.open_puts, stat.used_bytes, stat.quarantined_bytes) == (0, 0, 0)
+    });
 }
 
 /// Fault row 8 in a cluster: writers that stand still for longer than their puts may take. Whoever
