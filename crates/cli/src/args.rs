@@ -382,6 +382,10 @@ pub(crate) struct ServerFlags {
     /// Listen where other machines can connect, although nobody is asked for credentials
     #[arg(long)]
     pub(crate) insecure_listen: bool,
+    /// Where other machines read /metrics and /healthz, and nothing else, over HTTP, or off; no credentials
+    /// are asked for [default: off]
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) metrics_listen: Option<String>,
     /// Show all settings and where each comes from, and stop
     #[arg(long)]
     pub(crate) print_config: bool,

@@ -96,6 +96,7 @@ impl Flags {
 
     fn server(&mut self, flags: &ServerFlags) {
         self.switch("--insecure-listen", "insecure_listen", flags.insecure_listen, true);
+        self.text("--metrics-listen", "metrics_listen", flags.metrics_listen.as_ref());
     }
 
     fn client(&mut self, flags: &ClientFlags) {

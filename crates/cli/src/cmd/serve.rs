@@ -220,7 +220,8 @@ async fn serve(
     out.started(&started(role, settings, &running, &windows, program))?;
 
     let (stop, stops) = watch::channel(());
-    let routes = windows::routes(&running, gate, &settings.mooncake);
+    let numbers = windows::metrics_routes(&running, settings.mooncake.http);
+    let routes = (windows::routes(&running, gate, &settings.mooncake), numbers);
     let serving = windows.serve(routes, settings, &stops);
     tokio::pin!(serving);
     let mut windows_ended = false;
@@ -382,6 +383,7 @@ fn started(
         data: running.data_address().map(|address| address.to_string()),
         unix: running.unix_path(),
         admin: windows.admin_at().map(|address| format!("http://{address}")),
+        metrics: windows.metrics_at().map(|address| format!("http://{address}/metrics")),
         grpc: running.grpc_address().map(|address| address.to_string()),
         metadata: windows.metadata_at().map(|address| format!("http://{address}/metadata")),
         door: windows.door_at().map(|address| address.to_string()),

@@ -90,6 +90,8 @@ pub(crate) struct Settings {
     pub(crate) admin: Option<Address>,
     /// Where that of a node alone listens.
     pub(crate) node_admin: Option<Address>,
+    /// Where other machines read metrics and health.
+    pub(crate) metrics_listen: Option<Address>,
     /// Where a master answers gRPC.
     pub(crate) grpc: Grpc,
     /// Where a node listens for readers and writers.
@@ -181,6 +183,7 @@ impl Settings {
             master: masters(layers.value("master")).expect(CHECKED),
             admin: or_off("admin").map(|text| address(text).expect(CHECKED)),
             node_admin: or_off("node_admin").map(|text| address(text).expect(CHECKED)),
+            metrics_listen: or_off("metrics_listen").map(|text| address(text).expect(CHECKED)),
             grpc: match layers.value("grpc") {
                 AUTO => Grpc::Auto,
                 OFF => Grpc::Off,
