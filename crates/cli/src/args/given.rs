@@ -71,6 +71,7 @@ impl Flags {
         self.switch("--huge-pages", "huge_pages", flags.huge_pages, true);
         let overcommit = flags.memory_overcommit;
         self.switch("--memory-overcommit", "memory_overcommit", overcommit, true);
+        self.switch("--prefault", "prefault", flags.prefault, true);
         let gpus = (!flags.vram.is_empty()).then(|| flags.vram.join(","));
         self.text("--vram", "vram", gpus.as_ref());
         let disks = (!flags.ssd.is_empty()).then(|| flags.ssd.join(";"));

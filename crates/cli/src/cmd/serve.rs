@@ -322,6 +322,7 @@ fn node_options(settings: &Settings, security: Security, guard: bool) -> NodeOpt
         zone: settings.zone.clone(),
         huge_pages: settings.huge_pages,
         memory_overcommit: settings.memory_overcommit,
+        prefault: settings.prefault,
         vram: settings.vram.clone(),
         security,
         tenant: settings.tenant,

@@ -112,6 +112,7 @@ pub(crate) const KEYS: &[Spec] = &[
     spec("slots", AUTO, Kind::CountOrAuto),
     spec("huge_pages", "false", Kind::Switch),
     spec("memory_overcommit", "false", Kind::Switch),
+    spec("prefault", "false", Kind::Switch),
     spec("vram", OFF, Kind::Gpus),
     spec("ssd", OFF, Kind::Disks),
     spec("staging_size", "256MiB", Kind::Size),
