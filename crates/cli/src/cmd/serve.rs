@@ -76,7 +76,7 @@ fn security(settings: &Settings) -> Result<Security, Failure> {
     Ok(Security { insecure_listen: settings.insecure_listen, ..security })
 }
 
-/// All that can be said before anything is started.
+/// All that can be said before anything is started: first what is wrong with the settings, then which ports are taken.
 fn check(role: Role, settings: &Settings, security: &Security) -> Result<(), Failure> {
     let unix = settings.unix.clone().map(Address::Unix);
     let grpc = grpc_address(role, settings);
@@ -93,7 +93,6 @@ fn check(role: Role, settings: &Settings, security: &Security) -> Result<(), Fai
     }
     if let Some(grpc) = &grpc {
         security.check_grpc(grpc).map_err(|error| Failure::usage(error.to_string()))?;
-        listen::check_free(Door { what: "gRPC", address: grpc, flag: "--grpc" })?;
     }
     if role != Role::Master {
         if let Some(data) = &settings.data {
@@ -111,7 +110,8 @@ fn check(role: Role, settings: &Settings, security: &Security) -> Result<(), Fai
         listen::check_loopback(*door, security.gate.is_guarded(), settings.insecure_listen)?;
     }
     windows::check(role, settings)?;
-    doors.iter().try_for_each(|door| listen::check_free(*door))
+    let grpc = grpc.as_ref().map(|address| Door { what: "gRPC", address, flag: "--grpc" });
+    doors.into_iter().chain(grpc).try_for_each(listen::check_free)
 }
 
 /// Where the master of this process listens.
