@@ -1,11 +1,10 @@
 """Every Python program of the README runs exactly as it stands there, and so does that of the package's page.
 
-A program begins with a comment that names it. `cargo xtask tidy` refuses a program whose name is not a key of PRINTS.
+A program begins with a comment that names it. `cargo xtask tidy` refuses a program whose name is not in `readme.py`.
 The Rust program of the README runs as a doctest of the crate `mooncrate`.
 """
 
 import os
-import pathlib
 import re
 import subprocess
 import sys
@@ -13,26 +12,11 @@ import sys
 import pytest
 
 from conftest import PATIENCE, python
+from readme import PRINTS, ROOT, commands, missing, programs
 
-ROOT = pathlib.Path(__file__).parent.parent.parent
-
-# What each program prints. Of two ranks one prints.
-PRINTS = {
-    "store.py": ["[0. 1. 2. 3.] None"],
-    "disk.py": ["True True", "True"],
-    "paged.py": ["Admitted(blocks=3, cached_tokens=0)", "Admitted(blocks=3, cached_tokens=32) [0, 1, 3]"],
-    "nano.py": ["0 b'kv pages'"],
-    "ep.py": ["[3 3] True"],
-}
 # The argument that the first line of a program names for machines with a GPU. The expert exchange also wants its arrays
 # there: tests/python/test_ep_cuda.py.
 GPU = {"paged.py": ('memory="host"', 'memory="cuda"'), "nano.py": ('backend="host"', 'backend="cuda"')}
-
-
-def programs():
-    """The Python programs of the README by their names."""
-    found = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
-    return {program.removeprefix("# ").split(":")[0]: program for program in found}
 
 
 def prints(folder, name, program, **environment):
@@ -49,6 +33,15 @@ def prints(folder, name, program, **environment):
 
 def test_the_readme_has_a_program_for_each_system():
     assert list(programs()) == list(PRINTS)
+
+
+def test_the_readme_has_commands_with_what_they_print():
+    first, *rest = commands()
+    assert first[0].startswith("./dev up")
+    assert first[1][0] == "Mooncrate is ready."
+    assert any(command.startswith("./dev test") for command, _ in rest)
+    assert any("hello, moon" in shown for _, shown in rest)
+    assert missing(["a  b", "c"], "x\na b, and more\n") == ["c"]
 
 
 @pytest.mark.parametrize("name", PRINTS)

@@ -3,23 +3,28 @@
 //! ```text
 //!   request ──► guard: from this machine, under a local name, from no foreign page
 //!                 └──► routes of the role          GET /healthz   GET /metrics   …
+//!   request of another machine ──► GET /healthz and GET /metrics alone
 //! ```
 //!
-//! [`window`] puts the guard in front of a role's routes, [`serve`] answers; [`Page`] is how a role
+//! [`window`] puts the guard in front of a role's routes, [`metrics_only`] leaves the two of them that any machine may ask
+//! for, [`serve`] answers; [`Page`] is how a role
 //! shows its numbers to Prometheus; [`changed`] is the one line that the log gets for every change
 //! that somebody made through a window.
 //!
 //! Connections are kept by the keeper of all doors (`wire::door`), which is what this crate uses `wire` for.
 //!
-//! Deliberately absent: what is shown (that is the role's), keys in metrics, other machines.
+//! Deliberately absent: what is shown (that is the role's), keys in metrics, answers
+//! to other machines besides metrics and health.
 #![forbid(unsafe_code)]
 
 mod answers;
 mod guard;
+mod metrics_only;
 mod page;
 mod serve;
 
 pub use guard::window;
+pub use metrics_only::metrics_only;
 pub use page::{Page, Shown, metrics, metrics_older, metrics_text};
 pub use prometheus_client::collector::Collector;
 pub use prometheus_client::encoding::DescriptorEncoder;

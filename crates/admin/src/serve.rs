@@ -60,7 +60,7 @@ impl Settings {
 }
 
 /// Answers until `stop` is done, then finishes the requests under way. The caller bounds that wait.
-/// `routes` come from [`window`](crate::window).
+/// `routes` come from [`window`](crate::window) or [`metrics_only`](crate::metrics_only).
 pub async fn serve(
     listener: TcpListener,
     routes: Router,

@@ -335,6 +335,10 @@ pub(crate) struct NodeFlags {
     /// values have filled what there is
     #[arg(long)]
     pub(crate) memory_overcommit: bool,
+    /// Take all pages of the memory from the system before the node joins, so that its own cgroup pays for them and a
+    /// limit that is too small shows at the start
+    #[arg(long)]
+    pub(crate) prefault: bool,
     /// A GPU, by its number, and how much of its memory to lend for values that are put there; may be given
     /// several times, for one GPU each [default: off]
     #[arg(long, value_name = "GPU=SIZE")]
@@ -382,6 +386,10 @@ pub(crate) struct ServerFlags {
     /// Listen where other machines can connect, although nobody is asked for credentials
     #[arg(long)]
     pub(crate) insecure_listen: bool,
+    /// Where other machines read /metrics and /healthz, and nothing else, over HTTP, or off; no credentials
+    /// are asked for [default: off]
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) metrics_listen: Option<String>,
     /// Show all settings and where each comes from, and stop
     #[arg(long)]
     pub(crate) print_config: bool,

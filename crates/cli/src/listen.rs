@@ -81,7 +81,11 @@ pub(crate) fn check_free(door: Door<'_>) -> Result<(), Failure> {
 pub(crate) fn explain(door: Door<'_>, error: &io::Error) -> Failure {
     let Door { what, address, flag } = door;
     if error.kind() != io::ErrorKind::AddrInUse {
-        let message = format!("{what} cannot listen on {address}: {error}");
+        let why = match error.kind() {
+            io::ErrorKind::AddrNotAvailable => "this machine has no such address".to_owned(),
+            _ => error.to_string(),
+        };
+        let message = format!("{what} cannot listen on {address}: {why}");
         return Failure::usage(message).hint(format!("choose another address with {flag}"));
     }
     let port = match address {
@@ -99,6 +103,9 @@ pub(crate) fn explain(door: Door<'_>, error: &io::Error) -> Failure {
 /// Who listens on a TCP port, as far as this user may know.
 fn holder(port: u16) -> String {
     match listening_inode(port).as_deref().and_then(process_with_socket) {
+        Some((id, name)) if id == std::process::id() => {
+            format!("process {id} ({name}), which is this one: two flags name one address")
+        }
         Some((id, name)) => format!("process {id} ({name})"),
         None => format!("a process of another user (`ss -ltnp 'sport = :{port}'` may tell)"),
     }

@@ -46,6 +46,8 @@ pub(crate) struct Started {
     pub(crate) unix: Option<PathBuf>,
     /// The admin HTTP.
     pub(crate) admin: Option<String>,
+    /// The metrics, for other machines.
+    pub(crate) metrics: Option<String>,
     /// The gRPC door.
     pub(crate) grpc: Option<String>,
     /// The metadata server for Mooncake's programs.
@@ -150,6 +152,7 @@ impl Output {
                 "data": started.data,
                 "unix": started.unix,
                 "admin": started.admin,
+                "metrics": started.metrics,
                 "grpc": started.grpc,
                 "metadata": started.metadata,
                 "door": started.door,
@@ -413,6 +416,7 @@ fn started_screen(started: &Started) -> String {
     line("data", started.data.clone());
     line("memory", started.unix.as_ref().map(|path| format!("unix:{}", path.display())));
     line("admin", started.admin.clone());
+    line("metrics", started.metrics.clone());
     line("grpc", started.grpc.clone());
     line("metadata", started.metadata.clone());
     line("door", started.door.clone());

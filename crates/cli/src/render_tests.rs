@@ -16,6 +16,7 @@ fn started() -> Started {
         data: Some("127.0.0.1:7413".into()),
         unix: Some("/run/user/7/mooncrate-7413.sock".into()),
         admin: Some("http://127.0.0.1:7412".into()),
+        metrics: None,
         grpc: Some("127.0.0.1:50051".into()),
         metadata: None,
         door: None,
@@ -40,7 +41,8 @@ fn a_server_says_where_it_is_and_how_to_talk_to_it() {
     };
     insta::assert_snapshot!("master", started_screen(&master));
     let joined = Some("127.0.0.1:7411".into());
-    let node = Started { master: None, joined, admin: None, grpc: None, ..started() };
+    let metrics = Some("http://10.0.0.1:9100/metrics".into());
+    let node = Started { master: None, joined, admin: None, metrics, grpc: None, ..started() };
     insta::assert_snapshot!("node", started_screen(&node));
 }
 

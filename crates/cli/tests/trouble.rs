@@ -113,6 +113,46 @@ fn wrong_settings_are_refused_with_2_and_name_what_was_meant() {
     }
 }
 
+/// All that Kubernetes puts into a pod beside a Service `mooncrate`, and beside Services whose names begin like settings.
+/// Was: no server started there.
+#[test]
+fn servers_start_beside_services_of_kubernetes() {
+    let mut env = Vec::new();
+    for service in ["MOONCRATE", "MOONCRATE_MASTER", "MOONCRATE_DATA", "MOONCRATE_METRICS"] {
+        for (name, value) in [
+            ("SERVICE_HOST", "10.0.0.1"),
+            ("SERVICE_PORT", "50051"),
+            ("SERVICE_PORT_GRPC", "50051"),
+            ("PORT", "tcp://10.0.0.1:50051"),
+            ("PORT_50051_TCP", "tcp://10.0.0.1:50051"),
+            ("PORT_50051_TCP_PROTO", "tcp"),
+            ("PORT_50051_TCP_PORT", "50051"),
+            ("PORT_50051_TCP_ADDR", "10.0.0.1"),
+        ] {
+            env.push((format!("{service}_{name}"), value));
+        }
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let any = "127.0.0.1:0";
+    let serve = ["serve", "--master", any, "--admin", "off", "--data", any, "--log", "warn"];
+    let master =
+        ["master", "--master", any, "--admin", "off", "--state-file", "off", "--log", "warn"];
+    for args in [&serve, &master[..]] {
+        let server = Server::start_with(folder.path(), args, |command| {
+            command.envs(env.iter().map(|(name, value)| (name, value)));
+        });
+        assert!(server.address("master").starts_with("127.0.0.1:"));
+        let log = std::fs::read_to_string(folder.path().join(format!("{}.log", args[0]))).unwrap();
+        assert_eq!(log.lines().count(), 1, "one line of warning: {log}");
+        assert!(log.contains("$MOONCRATE_PORT_50051_TCP_ADDR"), "{log}");
+        assert!(!log.contains("did you mean"), "{log}");
+        let mut shown = mooncrate(folder.path());
+        shown.envs(env.iter().map(|(name, value)| (name, value))).args([args[0], "--print-config"]);
+        let shown = answer(&finish(&mut shown, b"")).good();
+        assert!(!shown.contains("$MOONCRATE"), "none of them is a setting: {shown}");
+    }
+}
+
 #[test]
 fn a_taken_port_names_port_holder_and_flag() {
     let holder = TcpListener::bind("127.0.0.1:0").unwrap();

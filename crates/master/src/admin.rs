@@ -77,6 +77,21 @@ pub fn routes_with_mooncake(
         .layer(from_fn_with_state(gate, changes::guard))
 }
 
+/// Health and metrics alone, for a listener that other machines reach: no caller is asked who it is. With `mooncake`,
+/// `/metrics` has Mooncake's names, too.
+pub fn metrics_routes(master: Arc<Master>, registry: Arc<Registry>, mooncake: bool) -> Router {
+    let counting = Arc::clone(&master);
+    let metrics = get(move || async move {
+        if mooncake {
+            mooncake::metrics(&counting, &registry)
+        } else {
+            mooncrate_admin::metrics(&registry)
+        }
+    });
+    let routes = Router::new().route("/healthz", get(healthz)).with_state(master);
+    routes.route("/metrics", metrics).fallback(nothing_here)
+}
+
 fn own_routes() -> Router<Arc<Master>> {
     Router::new()
         .route("/healthz", get(healthz))

@@ -102,7 +102,7 @@ pub use {
     region::{Access, Backing, Pages, Region},
     segment::{
         Adopt, BeginWrite, LabelHash, PinGuard, PublishError, Segment, SegmentError, SegmentSpec,
-        SegmentStats, Unpublished, WriteError, WriteGuard,
+        SegmentStats, TouchError, Unpublished, WriteError, WriteGuard,
     },
     sums::SliceSums,
     table::Identity,

@@ -107,7 +107,8 @@ impl fmt::Display for Limit {
 }
 
 /// Bytes as people read them.
-struct Bytes(u64);
+#[derive(Clone, Copy, Debug)]
+pub struct Bytes(pub u64);
 
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

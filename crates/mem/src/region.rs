@@ -5,7 +5,7 @@
 //! write to shared bytes; a shared file can neither shrink nor grow (sealed), so no access can
 //! fault. Pages that nobody touches cost nothing.
 
-use crate::atomic::AtomicU64;
+use crate::atomic::{AtomicU64, Ordering};
 use crate::crc::Crc;
 use crate::pkey::Key;
 use mooncrate_core::Extent;
@@ -175,17 +175,38 @@ impl Region {
         unsafe { key.guard(self.base.as_ptr(), self.mapped) }
     }
 
-    /// Makes the pages of some bytes present for stores; `extent` begins with a page. Kernels before 5.14 do not
-    /// know how: there they fault one by one.
-    pub(crate) fn populate(&self, extent: Extent) -> io::Result<()> {
+    /// Makes the pages of some bytes present for stores; `extent` begins with a page. `false`: kernels before 5.14 do not
+    /// know how, and the pages fault one by one.
+    pub(crate) fn populate(&self, extent: Extent) -> io::Result<bool> {
         let first = self.check(extent).map_err(io::Error::other)?.as_ptr().cast();
         // SAFETY: the range is our mapping, and its bytes stay what they are.
         let done = unsafe {
             rustix::mm::madvise(first, extent.len() as usize, Advice::LinuxPopulateWrite)
         };
         match done {
-            Err(error) if error != rustix::io::Errno::INVAL => Err(error.into()),
-            _ => Ok(()),
+            Ok(()) => Ok(true),
+            Err(rustix::io::Errno::INVAL) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Takes the pages of some bytes from the system, as stores to them would; `extent` begins with a page. What lies
+    /// there stays as it is.
+    pub(crate) fn touch(&self, extent: Extent) -> io::Result<()> {
+        assert_eq!(self.access, Access::ReadWrite, "nobody stores to memory that is only read");
+        if !self.populate(extent)? {
+            self.touch_each_page(extent);
+        }
+        Ok(())
+    }
+
+    /// The same where the kernel cannot do it in one call. A page that cannot be had ends the process there (SIGBUS).
+    fn touch_each_page(&self, extent: Extent) {
+        let end = extent.offset() + extent.len();
+        for offset in (extent.offset()..end).step_by(page_bytes()) {
+            // The compiler must not know that it adds nothing, or it leaves the store out. Relaxed: it orders nothing.
+            let nothing = std::hint::black_box(0);
+            self.atomic(offset).expect("inside of the extent").fetch_or(nothing, Ordering::Relaxed);
         }
     }
 
@@ -352,6 +373,26 @@ mod tests {
         let error = region.check(extent(37, 64)).unwrap_err();
         assert_eq!(error, OutOfBounds { extent: extent(37, 64), len: 100 });
         assert!(Region::anonymous(0, Pages::Small).is_err());
+    }
+
+    #[test]
+    fn touched_pages_are_there_and_keep_their_bytes() {
+        let present = |region: &Region| {
+            let file = rustix::fs::fstat(region.fd().unwrap()).unwrap();
+            file.st_blocks.cast_unsigned() * 512
+        };
+        let touches: [fn(&Region, Extent); 2] =
+            [|region, all| region.touch(all).unwrap(), Region::touch_each_page];
+        for touch in touches {
+            let region = Region::memfd("test", 1 << 20, Pages::Small).unwrap();
+            region.store(5000, b"kept").unwrap();
+            assert!(present(&region) < 1 << 20);
+            touch(&region, extent(0, 1 << 20));
+            assert!(present(&region) >= 1 << 20, "{}", present(&region));
+            let mut kept = [0; 4];
+            region.load(5000, &mut kept).unwrap();
+            assert_eq!(&kept, b"kept");
+        }
     }
 
     #[test]

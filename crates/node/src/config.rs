@@ -22,6 +22,7 @@ const STAGING_BYTES_MIN: u64 = 32 << 20;
 
 /// Settings of a node.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch that somebody can set")]
 pub struct NodeConfig {
     /// Its name: the same across restarts, unlike that of any other node.
     pub name: String,
@@ -39,6 +40,8 @@ pub struct NodeConfig {
     pub huge_pages: bool,
     /// Whether segments may be larger than the memory of the machine, or than a cgroup allows.
     pub memory_overcommit: bool,
+    /// Whether all pages of the segment are taken from the system at the start.
+    pub prefault: bool,
     /// Where the data server is reached over the network.
     pub tcp: Option<Address>,
     /// Where it is reached on the same machine.
@@ -79,6 +82,7 @@ impl Default for NodeConfig {
             shared: true,
             huge_pages: false,
             memory_overcommit: false,
+            prefault: false,
             tcp: None,
             unix: None,
             incarnation: Incarnation(1),

@@ -5,6 +5,7 @@ use crate::config::NodeConfig;
 use crate::copy::Copier;
 use crate::disk::{Disk, Io, OpenDisks, Tier};
 use crate::guard::Guard;
+use crate::memory::OpenMemory;
 use crate::metrics::Tally;
 use crate::orders::Unheard;
 use crate::registration::{Serve, Standing};
@@ -15,7 +16,7 @@ use mooncrate_core::time::Deadline;
 use mooncrate_core::{Incarnation, NodeId, Now, SegmentId};
 use mooncrate_lock::{Condvar, Mutex};
 use mooncrate_mem::clock::boottime;
-use mooncrate_mem::memory::TooMuchMemory;
+use mooncrate_mem::memory::{Bytes, TooMuchMemory};
 use mooncrate_mem::{Life, SegmentError};
 use mooncrate_transfer::{
     DataServer, DataServerConfig, DataTally, Engine, EngineConfig, Nodes, Segments, Stager, Staging,
@@ -57,6 +58,18 @@ pub enum NodeError {
          (a segment that was unmounted counts until its last reader is done: that passes by itself)"
     )]
     Memory(#[from] TooMuchMemory),
+    /// The system did not give all pages of the segment at the start.
+    #[error("{touched} of the {bytes} of memory could be touched, then: {source}; {help}")]
+    Prefault {
+        /// What is there.
+        touched: Bytes,
+        /// What was asked for.
+        bytes: Bytes,
+        /// What the system said.
+        source: io::Error,
+        /// What to do about it.
+        help: &'static str,
+    },
     /// A disk could not be opened.
     #[error("the disk at {path}: {source}")]
     Disk {
@@ -142,23 +155,23 @@ impl Node {
         master: Arc<dyn MasterApi>,
         sockets: Vec<Bound>,
     ) -> Result<Arc<Self>, NodeError> {
-        let disks = OpenDisks::open(&config)?;
-        Self::make(config, disks, segments, master, sockets)
+        let opened = (OpenDisks::open(&config)?, OpenMemory::open(&config)?);
+        Self::make(config, opened, segments, master, sockets)
     }
 
-    /// The same over disks that are open already: those that `config` names.
-    pub fn with_disks(
+    /// The same over disks and memory that are open already: those that `config` names.
+    pub fn over(
         config: NodeConfig,
-        disks: OpenDisks,
+        opened: (OpenDisks, OpenMemory),
         master: Arc<dyn MasterApi>,
         sockets: Vec<Bound>,
     ) -> Result<Arc<Self>, NodeError> {
-        Self::make(config, disks, Arc::default(), master, sockets)
+        Self::make(config, opened, Arc::default(), master, sockets)
     }
 
     fn make(
         mut config: NodeConfig,
-        disks: OpenDisks,
+        (disks, OpenMemory(segment)): (OpenDisks, OpenMemory),
         segments: Arc<Segments>,
         master: Arc<dyn MasterApi>,
         sockets: Vec<Bound>,
@@ -170,7 +183,6 @@ impl Node {
                 unix @ Address::Unix(_) => config.unix = Some(unix),
             }
         }
-        let segment = config.create(config.spec(config.incarnation))?;
         // Before anybody can map anything.
         let guard = guard_of(&config, &segments);
         segments.insert(segment);

@@ -13,7 +13,7 @@ use mooncrate_master::{
     trace,
 };
 use mooncrate_node::{
-    GuardCommand, Node, NodeConfig, OpenDisks, TierConfig, VramConfig, keep_watch,
+    GuardCommand, Node, NodeConfig, OpenDisks, OpenMemory, TierConfig, VramConfig, keep_watch,
 };
 use mooncrate_transfer::Segments;
 use mooncrate_wire::address::Bound;
@@ -97,6 +97,8 @@ pub struct NodeOptions {
     pub huge_pages: bool,
     /// Whether its memory may be larger than that of the machine, or than a cgroup allows.
     pub memory_overcommit: bool,
+    /// Whether all pages of its memory are taken from the system before it joins.
+    pub prefault: bool,
     /// When it stops, it hands everything over to other nodes first, for at most this long.
     pub drain_on_stop: Option<Duration>,
     /// What its callers must show, and what it shows its master.
@@ -127,6 +129,7 @@ impl Default for NodeOptions {
             zone: String::new(),
             huge_pages: false,
             memory_overcommit: false,
+            prefault: false,
             drain_on_stop: None,
             security: Security::default(),
             tenant: None,
@@ -309,11 +312,11 @@ fn master_of(options: &NodeOptions) -> MasterLink {
 pub fn run_both(master: MasterOptions, node: NodeOptions) -> Result<Running, Error> {
     allow_connections();
     let grpc = GrpcOptions::of(&master);
-    // First what fails at once, if it does; then the disks, which take a while. The master comes last: its
+    // First what fails at once, if it does; then disks and memory, which take a while. The master comes last: its
     // state is on the first of them, and whoever was refused the disk must not have changed it.
     let (bound, sockets) = (listen(&master.listen, &master.security)?, listen_for_data(&node)?);
     let config = node_config(node);
-    let disks = OpenDisks::open(&config)?;
+    let (disks, memory) = (OpenDisks::open(&config)?, OpenMemory::open(&config)?);
     let (master, serving, address) = start_master(master, bound, &disks, &config.tier)?;
     let mut running = Running {
         master: Some((Seat::always(Arc::clone(&master)), address)),
@@ -324,7 +327,7 @@ pub fn run_both(master: MasterOptions, node: NodeOptions) -> Result<Running, Err
         // Its master stops with it: nobody could tell where things went.
         drain_on_stop: None,
     };
-    let node = Node::with_disks(config, disks, master.scope(TenantId::DEFAULT), sockets)?;
+    let node = Node::over(config, (disks, memory), master.scope(TenantId::DEFAULT), sockets)?;
     running.node = Some(Arc::clone(&node));
     join(&master, &node)?;
     // Last: whoever is let in finds a node.
@@ -500,6 +503,7 @@ fn node_config(options: NodeOptions) -> NodeConfig {
         slots: options.slots,
         huge_pages: options.huge_pages,
         memory_overcommit: options.memory_overcommit,
+        prefault: options.prefault,
         incarnation: this_start(),
         gate: options.security.gate,
         tenant: options.tenant,

@@ -15,7 +15,7 @@ use mooncrate_core::time::Deadline;
 use mooncrate_core::{NodeId, SegmentId, TenantId, ZoneId};
 use mooncrate_lock::Mutex;
 use mooncrate_master::{Master, MasterConfig, Serving, serve};
-use mooncrate_node::{Node, NodeConfig, OpenDisks, SsdConfig, TierConfig, VramConfig};
+use mooncrate_node::{Node, NodeConfig, OpenDisks, OpenMemory, SsdConfig, TierConfig, VramConfig};
 use mooncrate_transfer::{EngineConfig, Lanes, MappedMemory, Path, Segments};
 use mooncrate_wire::clock::boottime;
 use mooncrate_wire::message::{
@@ -162,10 +162,10 @@ impl Store {
             ..NodeConfig::default()
         };
         // Before the master, whose state is beside them: a disk that somebody else has is left as it is.
-        let disks = OpenDisks::open(&node)?;
+        let (disks, memory) = (OpenDisks::open(&node)?, OpenMemory::open(&node)?);
         let master = master_beside(config, &disks, &node.tier)?;
         let scope = master.scope(options.client.tenant);
-        let node = Node::with_disks(node, disks, Arc::clone(&scope) as _, Vec::new())?;
+        let node = Node::over(node, (disks, memory), Arc::clone(&scope) as _, Vec::new())?;
         let serving = serve(&master, &[], &ServerConfig::default(), 0)
             .map_err(Error::io("starting the master's ticker"))?;
         join(&master, &node)?;

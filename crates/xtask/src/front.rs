@@ -1,7 +1,7 @@
 //! The front page: `README.md` is short, and a test runs each of its programs exactly as it stands there.
 //!
 //! A Python program begins with a comment that names it, `# store.py: …`. `tests/python/test_readme.py` runs every
-//! Python program of the page and compares what it prints with what the test expects under that name. A Rust program
+//! Python program of the page and compares what it prints with what `readme.py` beside it has under that name. A Rust program
 //! runs as a doctest of the crate that includes the page. So a program without a test is one whose name the Python
 //! test does not know, or a Rust block that rustdoc is told to leave alone.
 
@@ -9,8 +9,8 @@ use crate::tree::File;
 
 const PAGE: &str = "README.md";
 const LINES_MAX: usize = 120;
-/// Runs the Python programs, and has the name of each in quotes.
-const PYTHON_TEST: &str = "tests/python/test_readme.py";
+/// What the Python programs print, by their names in quotes; the test runs those and no others.
+const PYTHON_TEST: &str = "tests/python/readme.py";
 /// Runs the Rust programs, by this line.
 const RUST_TEST: &str = "crates/store/src/lib.rs";
 const RUST_INCLUDE: &str = "#[doc = include_str!(\"../../../README.md\")]";

@@ -15,6 +15,7 @@ mod layers;
 mod links;
 mod metadata;
 mod pages;
+mod proof;
 mod records;
 mod tidy;
 mod tree;
@@ -30,7 +31,7 @@ usage: cargo xtask <check>
   layers   dependencies of our crates point down the table, never up or sideways
   tidy     file openings and lengths, unfinished marks, unsafe code, links, decision records,
            codes of invariants, manifests, the index of docs/, the programs of the README,
-           the walks of ARCHITECTURE.md
+           the cells of docs/proof.md, the walks of ARCHITECTURE.md
   chaos    real processes under faults; `cargo xtask chaos --help`
 ";
 

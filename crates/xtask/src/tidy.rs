@@ -5,7 +5,7 @@
 //! passes its own rules.
 
 use crate::tree::{self, File};
-use crate::{codes, front, links, metadata, pages, records, walk};
+use crate::{codes, front, links, metadata, pages, proof, records, walk};
 use anyhow::Result;
 use std::path::Path;
 
@@ -53,6 +53,7 @@ pub(crate) fn check(root: &Path) -> Result<Vec<String>> {
     codes::check(&files, &mut findings);
     pages::check(&files, &mut findings);
     front::check(&files, &mut findings);
+    proof::check(&files, &mut findings);
     walk::check(&files, &mut findings);
     Ok(findings)
 }

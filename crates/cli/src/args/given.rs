@@ -71,6 +71,7 @@ impl Flags {
         self.switch("--huge-pages", "huge_pages", flags.huge_pages, true);
         let overcommit = flags.memory_overcommit;
         self.switch("--memory-overcommit", "memory_overcommit", overcommit, true);
+        self.switch("--prefault", "prefault", flags.prefault, true);
         let gpus = (!flags.vram.is_empty()).then(|| flags.vram.join(","));
         self.text("--vram", "vram", gpus.as_ref());
         let disks = (!flags.ssd.is_empty()).then(|| flags.ssd.join(";"));
@@ -96,6 +97,7 @@ impl Flags {
 
     fn server(&mut self, flags: &ServerFlags) {
         self.switch("--insecure-listen", "insecure_listen", flags.insecure_listen, true);
+        self.text("--metrics-listen", "metrics_listen", flags.metrics_listen.as_ref());
     }
 
     fn client(&mut self, flags: &ClientFlags) {

@@ -76,7 +76,7 @@ fn security(settings: &Settings) -> Result<Security, Failure> {
     Ok(Security { insecure_listen: settings.insecure_listen, ..security })
 }
 
-/// All that can be said before anything is started.
+/// All that can be said before anything is started: first what is wrong with the settings, then which ports are taken.
 fn check(role: Role, settings: &Settings, security: &Security) -> Result<(), Failure> {
     let unix = settings.unix.clone().map(Address::Unix);
     let grpc = grpc_address(role, settings);
@@ -93,7 +93,6 @@ fn check(role: Role, settings: &Settings, security: &Security) -> Result<(), Fai
     }
     if let Some(grpc) = &grpc {
         security.check_grpc(grpc).map_err(|error| Failure::usage(error.to_string()))?;
-        listen::check_free(Door { what: "gRPC", address: grpc, flag: "--grpc" })?;
     }
     if role != Role::Master {
         if let Some(data) = &settings.data {
@@ -111,7 +110,8 @@ fn check(role: Role, settings: &Settings, security: &Security) -> Result<(), Fai
         listen::check_loopback(*door, security.gate.is_guarded(), settings.insecure_listen)?;
     }
     windows::check(role, settings)?;
-    doors.iter().try_for_each(|door| listen::check_free(*door))
+    let grpc = grpc.as_ref().map(|address| Door { what: "gRPC", address, flag: "--grpc" });
+    doors.into_iter().chain(grpc).try_for_each(listen::check_free)
 }
 
 /// Where the master of this process listens.
@@ -220,7 +220,8 @@ async fn serve(
     out.started(&started(role, settings, &running, &windows, program))?;
 
     let (stop, stops) = watch::channel(());
-    let routes = windows::routes(&running, gate, &settings.mooncake);
+    let numbers = windows::metrics_routes(&running, settings.mooncake.http);
+    let routes = (windows::routes(&running, gate, &settings.mooncake), numbers);
     let serving = windows.serve(routes, settings, &stops);
     tokio::pin!(serving);
     let mut windows_ended = false;
@@ -321,6 +322,7 @@ fn node_options(settings: &Settings, security: Security, guard: bool) -> NodeOpt
         zone: settings.zone.clone(),
         huge_pages: settings.huge_pages,
         memory_overcommit: settings.memory_overcommit,
+        prefault: settings.prefault,
         vram: settings.vram.clone(),
         security,
         tenant: settings.tenant,
@@ -382,6 +384,7 @@ fn started(
         data: running.data_address().map(|address| address.to_string()),
         unix: running.unix_path(),
         admin: windows.admin_at().map(|address| format!("http://{address}")),
+        metrics: windows.metrics_at().map(|address| format!("http://{address}/metrics")),
         grpc: running.grpc_address().map(|address| address.to_string()),
         metadata: windows.metadata_at().map(|address| format!("http://{address}/metadata")),
         door: windows.door_at().map(|address| address.to_string()),

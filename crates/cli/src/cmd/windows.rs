@@ -1,6 +1,6 @@
 //! What a server shows beside the store: the admin HTTP, and what programs that were written for Mooncake
-//! look for. All of it listens on this machine only, except the metadata server, which may do otherwise
-//! when the operator insists: it tells nothing about values.
+//! look for. All of it listens on this machine only, with two exceptions that reveal nothing about values: the metadata
+//! server, when the operator insists, and the listener for metrics, which is there for other machines.
 
 use super::serve::Role;
 use crate::config::{Mooncake, Settings};
@@ -10,8 +10,8 @@ use mooncrate::Running;
 use mooncrate_admin::{Registry, Router};
 use mooncrate_master::mooncake::metadata;
 use mooncrate_master::{Master, MasterMetrics, admin, mooncake, standby};
-use mooncrate_node::NodeMetrics;
 use mooncrate_node::mooncake::{introduction, serve_door};
+use mooncrate_node::{Node, NodeMetrics};
 use mooncrate_wire::Gate;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -22,6 +22,7 @@ use tokio::sync::watch;
 #[derive(Debug)]
 pub(super) struct Windows {
     admin: Option<TcpListener>,
+    metrics: Option<TcpListener>,
     metadata: Option<TcpListener>,
     door: Option<TcpListener>,
 }
@@ -32,6 +33,11 @@ fn admin_door(role: Role, settings: &Settings) -> Option<Door<'_>> {
         Role::Node => (settings.node_admin.as_ref()?, "--node-admin"),
     };
     Some(Door { what: "the admin HTTP", address, flag })
+}
+
+fn metrics_door(settings: &Settings) -> Option<Door<'_>> {
+    let address = settings.metrics_listen.as_ref()?;
+    Some(Door { what: "the listener for metrics", address, flag: "--metrics-listen" })
 }
 
 fn metadata_door(role: Role, settings: &Settings) -> Option<Door<'_>> {
@@ -67,6 +73,7 @@ impl Windows {
     pub(super) async fn bind(role: Role, settings: &Settings) -> Result<Self, Failure> {
         Ok(Self {
             admin: bind(admin_door(role, settings)).await?,
+            metrics: bind(metrics_door(settings)).await?,
             metadata: bind(metadata_door(role, settings)).await?,
             door: bind(dummy_door(role, settings)).await?,
         })
@@ -75,6 +82,11 @@ impl Windows {
     /// Where the admin HTTP is.
     pub(super) fn admin_at(&self) -> Option<SocketAddr> {
         self.admin.as_ref()?.local_addr().ok()
+    }
+
+    /// Where other machines read metrics.
+    pub(super) fn metrics_at(&self) -> Option<SocketAddr> {
+        self.metrics.as_ref()?.local_addr().ok()
     }
 
     /// Where the metadata server is.
@@ -87,10 +99,10 @@ impl Windows {
         self.door.as_ref()?.local_addr().ok()
     }
 
-    /// Answers until the sender of `stops` is gone.
+    /// Answers until the sender of `stops` is gone, with what `routes` and `metrics_routes` made.
     pub(super) async fn serve(
         self,
-        routes: Option<Router>,
+        (routes, numbers): (Option<Router>, Option<Router>),
         settings: &Settings,
         stops: &watch::Receiver<()>,
     ) {
@@ -108,6 +120,7 @@ impl Windows {
         };
         tokio::join!(
             answer("the admin HTTP", self.admin, routes, stops.clone()),
+            answer("the listener for metrics", self.metrics, numbers, stops.clone()),
             answer("the metadata server", self.metadata, Some(metadata), stops.clone()),
             door,
         );
@@ -147,12 +160,7 @@ pub(super) fn routes(running: &Running, gate: Gate, wanted: &Mooncake) -> Option
     let routes = match (running.seat(), node) {
         (Some(seat), node) => {
             let window = move |master: Arc<Master>| {
-                let mut registry = Registry::default();
-                registry.register_collector(Box::new(MasterMetrics(Arc::clone(&master))));
-                if let Some(node) = &node {
-                    registry.register_collector(Box::new(NodeMetrics(Arc::clone(node))));
-                }
-                let registry = Arc::new(registry);
+                let registry = numbers_of(&master, node.as_ref());
                 if with_mooncake {
                     admin::routes_with_mooncake(master, registry, gate.clone(), wanted)
                 } else {
@@ -165,16 +173,42 @@ pub(super) fn routes(running: &Running, gate: Gate, wanted: &Mooncake) -> Option
                 standby::router(seat, window)
             }
         }
-        (None, Some(node)) => {
-            let mut registry = Registry::default();
-            registry.register_collector(Box::new(NodeMetrics(Arc::clone(&node))));
-            if with_mooncake {
-                mooncrate_node::mooncake::routes(node, Arc::new(registry))
-            } else {
-                mooncrate_node::admin::routes(node, Arc::new(registry))
-            }
-        }
+        (None, Some(node)) => node_routes(node, with_mooncake),
         (None, None) => return None,
     };
     Some(mooncrate_admin::window(routes))
+}
+
+/// What other machines may read: the same metrics and the same health, and nothing else.
+pub(super) fn metrics_routes(running: &Running, with_mooncake: bool) -> Option<Router> {
+    let routes = match (running.seat(), running.node().cloned()) {
+        (Some(seat), node) => standby::router(seat, move |master: Arc<Master>| {
+            let registry = numbers_of(&master, node.as_ref());
+            admin::metrics_routes(master, registry, with_mooncake)
+        }),
+        (None, Some(node)) => node_routes(node, with_mooncake),
+        (None, None) => return None,
+    };
+    Some(mooncrate_admin::metrics_only(routes))
+}
+
+/// The numbers of a master, and of a node in the same process.
+fn numbers_of(master: &Arc<Master>, node: Option<&Arc<Node>>) -> Arc<Registry> {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(MasterMetrics(Arc::clone(master))));
+    if let Some(node) = node {
+        registry.register_collector(Box::new(NodeMetrics(Arc::clone(node))));
+    }
+    Arc::new(registry)
+}
+
+/// What a node alone shows.
+fn node_routes(node: Arc<Node>, with_mooncake: bool) -> Router {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(NodeMetrics(Arc::clone(&node))));
+    if with_mooncake {
+        mooncrate_node::mooncake::routes(node, Arc::new(registry))
+    } else {
+        mooncrate_node::admin::routes(node, Arc::new(registry))
+    }
 }

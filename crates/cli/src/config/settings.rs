@@ -90,6 +90,8 @@ pub(crate) struct Settings {
     pub(crate) admin: Option<Address>,
     /// Where that of a node alone listens.
     pub(crate) node_admin: Option<Address>,
+    /// Where other machines read metrics and health.
+    pub(crate) metrics_listen: Option<Address>,
     /// Where a master answers gRPC.
     pub(crate) grpc: Grpc,
     /// Where a node listens for readers and writers.
@@ -114,6 +116,8 @@ pub(crate) struct Settings {
     pub(crate) huge_pages: bool,
     /// Whether it may be larger than the memory there is.
     pub(crate) memory_overcommit: bool,
+    /// Whether its pages are taken at the start.
+    pub(crate) prefault: bool,
     /// GPUs whose memory it lends.
     pub(crate) vram: Vec<VramConfig>,
     /// Its disks.
@@ -181,6 +185,7 @@ impl Settings {
             master: masters(layers.value("master")).expect(CHECKED),
             admin: or_off("admin").map(|text| address(text).expect(CHECKED)),
             node_admin: or_off("node_admin").map(|text| address(text).expect(CHECKED)),
+            metrics_listen: or_off("metrics_listen").map(|text| address(text).expect(CHECKED)),
             grpc: match layers.value("grpc") {
                 AUTO => Grpc::Auto,
                 OFF => Grpc::Off,
@@ -193,18 +198,12 @@ impl Settings {
             tenant: or_off("tenant").map(|text| tenant(text).expect(CHECKED)),
             share_users: or_off("share_users")
                 .map_or_else(Vec::new, |text| users(text).expect(CHECKED)),
-            mooncake: Mooncake {
-                http: truth("mooncake_http"),
-                quotas: truth("mooncake_quotas"),
-                metadata: or_off("mooncake_metadata").map(|text| address(text).expect(CHECKED)),
-                root: or_off("mooncake_root").map(str::to_owned),
-                door: or_off("mooncake_door").map(|text| address(text).expect(CHECKED)),
-                tenant: layers.value("mooncake_tenant").to_owned(),
-            },
+            mooncake: mooncake(layers),
             segment_bytes: size(layers.value("segment_size")).expect(CHECKED),
             slots: or_auto("slots").map(|text| count(text).expect(CHECKED)),
             huge_pages: truth("huge_pages"),
             memory_overcommit: truth("memory_overcommit"),
+            prefault: truth("prefault"),
             vram: or_off("vram").map_or_else(Vec::new, |text| gpus(text).expect(CHECKED)),
             node_name: or_auto("node_name").map_or_else(
                 || {
@@ -248,6 +247,20 @@ fn tier(layers: &Layers) -> TierConfig {
         write_bytes_per_day: bytes("ssd_writes_per_day"),
         scrub_bytes_per_second: bytes("scrub_rate").unwrap_or(0),
         ..TierConfig::default()
+    }
+}
+
+/// What is offered to programs that were written for Mooncake.
+fn mooncake(layers: &Layers) -> Mooncake {
+    let or_off = |name| Some(layers.value(name)).filter(|value| *value != OFF);
+    let truth = |name| switch(layers.value(name)).expect(CHECKED);
+    Mooncake {
+        http: truth("mooncake_http"),
+        quotas: truth("mooncake_quotas"),
+        metadata: or_off("mooncake_metadata").map(|text| address(text).expect(CHECKED)),
+        root: or_off("mooncake_root").map(str::to_owned),
+        door: or_off("mooncake_door").map(|text| address(text).expect(CHECKED)),
+        tenant: layers.value("mooncake_tenant").to_owned(),
     }
 }
 

@@ -26,6 +26,7 @@ mod lives;
 mod orders;
 mod pin;
 mod place;
+mod touch;
 mod write;
 
 #[cfg(test)]
@@ -34,6 +35,7 @@ mod tests;
 pub use error::{PublishError, SegmentError, WriteError};
 pub use kept::Adopt;
 pub use pin::PinGuard;
+pub use touch::TouchError;
 pub use write::{BeginWrite, LabelHash, Unpublished, WriteGuard};
 
 use crate::atomic::{AtomicU64, Ordering};
