@@ -52,7 +52,9 @@ class Chamber:
     def command(self, *command, user=None, environment=None):
         spaces = ["--mount", "--net", "--pid", "--ipc", "--uts"]
         as_user = [f"--userspec={user}", "--groups="] if user else []
-        enter = ["nsenter", "--target", self.first, *spaces, "chroot", *as_user, str(self.root)]
+        # By their paths: PATH is that of the program.
+        nsenter, chroot = shutil.which("nsenter"), shutil.which("chroot")
+        enter = [nsenter, "--target", self.first, *spaces, chroot, *as_user, str(self.root)]
         given = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "NOTIFY_SOCKET": "/run/notify", **(environment or {})}
         return {"args": [*enter, *command], "env": given}
 
