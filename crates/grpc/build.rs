@@ -4,7 +4,8 @@
 use prost::Message;
 use std::path::PathBuf;
 
-const PROTO: &str = "../../proto";
+// A link to the folder at the root, so that a source archive of this crate has the file.
+const PROTO: &str = "proto";
 const FILE: &str = "mooncrate/v1/master.proto";
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -2,8 +2,9 @@
 //! start, and a device without an end would fill its memory.
 
 use rustix::fs::{Mode, OFlags, open};
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 /// Reads a regular file of at most `most` bytes.
@@ -24,9 +25,38 @@ pub fn read_small(path: &Path, most: u64) -> io::Result<String> {
     Ok(text)
 }
 
+/// Whether a file keeps a secret from other users. Its owner alone may read it. A group may read it, too, where root
+/// has put it there for this process: that is how container orchestrators hand a secret to a user that is not root.
+pub(crate) fn is_private(about: &Metadata) -> bool {
+    private_mode(about.mode() & 0o777, about.uid(), rustix::process::geteuid().as_raw())
+}
+
+fn private_mode(mode: u32, owner: u32, user: u32) -> bool {
+    let from_root = owner == 0 && user != 0;
+    mode & !0o700 == 0 || (from_root && mode & !0o740 == 0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn security_a_group_may_read_a_secret_only_where_root_put_it_for_another_user() {
+        for mode in [0o400, 0o600] {
+            assert!(
+                [(0, 0), (0, 7), (7, 7)].iter().all(|(owner, us)| private_mode(mode, *owner, *us))
+            );
+        }
+        for mode in [0o440, 0o640] {
+            assert!(private_mode(mode, 0, 7));
+            assert!(
+                !private_mode(mode, 0, 0) && !private_mode(mode, 7, 7) && !private_mode(mode, 8, 7)
+            );
+        }
+        for mode in [0o444, 0o644, 0o460, 0o620, 0o604] {
+            assert!(!private_mode(mode, 0, 7), "{mode:o}");
+        }
+    }
 
     #[test]
     fn security_pipes_devices_and_large_files_are_refused_at_once() {

@@ -6,6 +6,7 @@
 //! not pose as a server. Unix sockets are never encrypted: who can read them can read our memory.
 
 use crate::auth::Credential;
+use crate::files::is_private;
 use crate::kind::LinkKind;
 use crate::message::Role;
 use mooncrate_core::ids::TenantId;
@@ -293,9 +294,8 @@ fn chain(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
 fn private(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
     let bad = |why: String| file("the key", path, why);
     let about = std::fs::metadata(path).map_err(|error| bad(error.to_string()))?;
-    let mode = about.permissions().mode() & 0o777;
-    if mode & 0o077 != 0 {
-        let shown = path.display();
+    if !is_private(&about) {
+        let (mode, shown) = (about.permissions().mode() & 0o777, path.display());
         return Err(bad(format!("others may read it (mode {mode:03o}); chmod 600 {shown}")));
     }
     PrivateKeyDer::from_pem_file(path).map_err(|error| bad(error.to_string()))

@@ -6,6 +6,7 @@ mod drain;
 mod get;
 pub(crate) mod look;
 mod ls;
+mod notify;
 mod put;
 mod quota;
 pub(crate) mod replay;

@@ -5,6 +5,7 @@
 //! client could read afterwards is wrong.
 
 use super::failed;
+use super::notify::{self, notify};
 use super::signals::Signals;
 use super::state_file;
 use super::windows::{self, Windows};
@@ -218,6 +219,7 @@ async fn serve(
         () = signals.next() => return Ok(()),
     };
     out.started(&started(role, settings, &running, &windows, program))?;
+    notify(notify::READY);
 
     let (stop, stops) = watch::channel(());
     let numbers = windows::metrics_routes(&running, settings.mooncake.http);
@@ -234,18 +236,21 @@ async fn serve(
         }
     }
     tracing::info!("stopping");
+    notify(notify::STOPPING);
     drop(stop);
     let rest_of_windows = async move {
         if !windows_ended {
             serving.await;
         }
     };
-    let stopping = timeout(STOP_MAX, spawn_blocking(move || running.stop()));
+    // A drain has its own limit, and comes before the requests that are still under way.
+    let stop_max = STOP_MAX + settings.drain_on_stop.unwrap_or_default();
+    let stopping = timeout(stop_max, spawn_blocking(move || running.stop()));
     let all = async { tokio::join!(stopping, timeout(WINDOWS_STOP_MAX, rest_of_windows)) };
     tokio::select! {
         (stopped, _) = all => stopped.map_or_else(
             |_| {
-                tracing::warn!("requests under way did not end in {STOP_MAX:?} and were cut off");
+                tracing::warn!("requests under way did not end in {stop_max:?} and were cut off");
                 Ok(())
             },
             |ended| ended.map_err(|error| died(&error)),

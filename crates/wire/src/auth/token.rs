@@ -1,6 +1,7 @@
 //! The cluster secret and the tokens derived from it. Nobody keeps a list of tokens: whoever holds
 //! the secret derives the same one again and compares. Replacing the secret ends all of them.
 
+use crate::files::is_private;
 use crate::message::Role;
 use mooncrate_core::ids::{BadTenant, TenantId};
 use std::fmt;
@@ -105,14 +106,14 @@ impl ClusterSecret {
 }
 
 impl Token {
-    /// Reads a file that only its owner may read.
+    /// Reads a file that other users cannot read.
     pub fn read(path: &Path) -> Result<Self, TokenError> {
         let shown = path.display().to_string();
         let io = |source| TokenError::Io { path: shown.clone(), source };
         let file = std::fs::File::open(path).map_err(io)?;
         let about = file.metadata().map_err(io)?;
-        let mode = about.permissions().mode() & 0o777;
-        if about.is_file() && mode & 0o077 != 0 {
+        if about.is_file() && !is_private(&about) {
+            let mode = about.permissions().mode() & 0o777;
             return Err(TokenError::Mode { path: shown, mode });
         }
         let mut text = String::new();
