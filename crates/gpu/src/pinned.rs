@@ -59,8 +59,12 @@ impl PinnedBuffer {
     /// Beyond the end of the buffer.
     pub fn word(&self, index: usize) -> &AtomicU64 {
         assert!(index < self.len / 8, "word {index} of a buffer of {} bytes", self.len);
-        // SAFETY: the word is inside of the allocation, which is aligned to a page and lives as long as `self`.
-        unsafe { AtomicU64::from_ptr(self.base.as_ptr().cast::<u64>().add(index)) }
+        #[expect(clippy::cast_ptr_alignment, reason = "the driver aligns pinned memory to a page")]
+        let words = self.base.as_ptr().cast::<u64>();
+        // SAFETY: the word is inside of the allocation, as was checked above.
+        let word = unsafe { words.add(index) };
+        // SAFETY: the word is aligned and lives as long as `self`. Whoever changes it beside this does so in one access.
+        unsafe { AtomicU64::from_ptr(word) }
     }
 }
 
