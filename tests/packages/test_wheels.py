@@ -1,6 +1,5 @@
 """The wheels in a bare environment, installed without a network, running every Python program of the README."""
 
-import ast
 import email
 import os
 import re
@@ -14,21 +13,13 @@ import pytest
 
 from conftest import MACHINE, ROOT, package
 
+sys.path.append(str(ROOT / "tests/python"))
+import readme  # noqa: E402
+
 PATIENCE = 120
 SIZE_MAX = 15_000_000
 # The README's programs import it; nothing else may be needed.
 NUMPY = re.search(r"^numpy==.*", (ROOT / "tests/python/requirements.txt").read_text(), re.MULTILINE)[0]
-
-
-def readme():
-    """The README's programs by name, and what each prints: the table PRINTS of the tests in tests/python."""
-    found = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
-    programs = {program.removeprefix("# ").split(":")[0]: program for program in found}
-    # Read and not imported: those tests need an installed package.
-    parsed = [ast.parse(file.read_text()) for file in (ROOT / "tests/python").glob("*readme.py")]
-    assigned = [node for file in parsed for node in file.body if isinstance(node, ast.Assign)]
-    (table,) = [node.value for node in assigned if node.targets[0].id == "PRINTS"]
-    return {name: (programs[name], prints) for name, prints in ast.literal_eval(table).items()}
 
 
 def wheel():
@@ -56,12 +47,11 @@ def run(*command, **options):
     return done.stdout
 
 
-@pytest.mark.parametrize("name", readme())
+@pytest.mark.parametrize("name", readme.PRINTS)
 def test_a_program_of_the_readme_runs_with_the_wheel(name, bin, tmp_path):
-    program, prints = readme()[name]
-    (tmp_path / name).write_text(program)
+    (tmp_path / name).write_text(readme.programs()[name])
     printed = run(bin / "python", "-W", "error", name, cwd=tmp_path, environment={"TMPDIR": str(tmp_path)})
-    assert printed.splitlines() == prints
+    assert printed.splitlines() == readme.PRINTS[name]
 
 
 def test_pip_brings_the_command_with_its_server(bin, tmp_path):
