@@ -38,7 +38,7 @@ pub struct Client {
     pub(crate) counters: Counters,
     pub(crate) reports: Reports,
     pub(crate) owners: Owners,
-    /// Until when no owner is asked for memory that no read needs.
+    /// Until when questions about existence ask no owner to share its memory.
     pub(crate) map_after: AtomicU64,
     /// Orders copies that are equally near, differently in every client.
     pub(crate) turn: u64,

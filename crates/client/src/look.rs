@@ -7,14 +7,21 @@ use crate::get::share;
 use mooncrate_core::SegmentId;
 use mooncrate_core::error::GetError;
 use mooncrate_core::key::{self, KeyHash};
-use mooncrate_core::plan::{Located, Looked};
+use mooncrate_core::plan::{Located, Looked, Medium};
 use mooncrate_core::time::{Deadline, Now};
 use mooncrate_mem::clock::boottime;
 use mooncrate_wire::CallError;
 use mooncrate_wire::api::Batch;
 use mooncrate_wire::message::{DropCopy, Look};
 use std::borrow::Cow;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
+
+/// How long a question about existence waits for an owner to share its memory.
+const MAP_TIME: Duration = Duration::from_millis(20);
+
+/// After an owner did not share its memory within [`MAP_TIME`], questions about existence ask no owner for so long.
+const MAP_PAUSE: Duration = Duration::from_secs(1);
 
 impl Client {
     /// What is known of each key: nothing, that it is being written, its length, and with `places` where
@@ -79,6 +86,23 @@ impl Client {
             Looked::Missing | Looked::Writing => Ok(false),
         });
         Ok(each.collect())
+    }
+
+    /// Maps the owner's memory after a question about a value: the next question about any value there is answered from
+    /// that memory. The caller has its answer already, so an owner that is slow delays it by [`MAP_TIME`] at most.
+    pub(crate) fn map_near(&self, located: &Located, deadline: Deadline) {
+        let Some(at) = located.replicas.first() else { return };
+        if at.segment.medium() != Medium::Dram || self.engine.knows(at) {
+            return;
+        }
+        let now = boottime();
+        // Relaxed: a hint; that two threads try at once does no harm.
+        if now.0 < self.map_after.load(Ordering::Relaxed) {
+            return;
+        }
+        if self.engine.transport(at, deadline.min(now.deadline_in(MAP_TIME))).is_err() {
+            self.map_after.store(boottime().plus(MAP_PAUSE).0, Ordering::Relaxed);
+        }
     }
 
     /// Until when a place may be used without asking that was asked for at `asked` and is held for so long. Only

@@ -10,19 +10,11 @@ use crate::get::Source;
 use crate::packed::First;
 use crate::reads::Remembered;
 use mooncrate_core::key;
-use mooncrate_core::plan::{Located, Locator, Medium};
-use mooncrate_core::time::{Deadline, Now};
+use mooncrate_core::plan::Locator;
+use mooncrate_core::time::Now;
 use mooncrate_mem::clock::boottime;
 use mooncrate_transfer::{Read, Transport};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::Duration;
-
-/// How long an owner has to give its memory to a caller who did not ask for a value.
-const MAP_TIME: Duration = Duration::from_millis(20);
-
-/// How long nobody is asked for memory after one did not give it in time.
-const MAP_PAUSE: Duration = Duration::from_secs(1);
 
 impl Client {
     /// The value of a key of `len_max` bytes at most, in memory that `make` gives.
@@ -91,23 +83,6 @@ impl Client {
                     seen(place, len);
                 }
             }
-        }
-    }
-
-    /// Maps the memory of a value that was only asked about, so that the next question waits for nobody. The
-    /// caller has its answer already: an owner that is slow costs it little, and rarely.
-    pub(crate) fn map_near(&self, located: &Located, deadline: Deadline) {
-        let Some(at) = located.replicas.first() else { return };
-        if at.segment.medium() != Medium::Dram || self.engine.knows(at) {
-            return;
-        }
-        let now = boottime();
-        // Relaxed: a hint; that two try at once does no harm.
-        if now.0 < self.map_after.load(Ordering::Relaxed) {
-            return;
-        }
-        if self.engine.transport(at, deadline.min(now.deadline_in(MAP_TIME))).is_err() {
-            self.map_after.store(boottime().plus(MAP_PAUSE).0, Ordering::Relaxed);
         }
     }
 

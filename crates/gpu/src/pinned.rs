@@ -63,7 +63,7 @@ impl PinnedBuffer {
         let words = self.base.as_ptr().cast::<u64>();
         // SAFETY: the word is inside of the allocation, as was checked above.
         let word = unsafe { words.add(index) };
-        // SAFETY: the word is aligned and lives as long as `self`. Whoever changes it beside this does so in one access.
+        // SAFETY: the word is aligned and lives as long as `self`. Kernels change it in one access.
         unsafe { AtomicU64::from_ptr(word) }
     }
 }

@@ -171,7 +171,7 @@ mod tests {
     }
 
     /// N2: all stores of data, then the barrier of the block, then the count of blocks, then the release at
-    /// system scope. So it is for the loads of a reader and its unpin. The host is told last of all.
+    /// system scope. So it is for the loads of a reader and its unpin. The store of the outcome to host memory comes last.
     #[test]
     fn the_word_changes_after_the_last_byte_of_all_blocks() {
         for (name, ptx) in [("push", push::PTX), ("read", read::PTX)] {

@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering;
 
 /// Bytes of an outcome in device memory: the word, a code, and zeros. `Outcome` in `nano.cuh`.
 const OUTCOME_BYTES: u64 = 16;
-/// Bytes of a counter, the place of the address where the host is told, and that of the outcome. `Counter` in
-/// `nano.cuh`.
+/// Bytes of a counter, and the offsets of two of its fields: the address of the outcome in host memory, and the outcome
+/// itself. `Counter` in `nano.cuh`.
 const COUNTER_BYTES: u64 = 32;
 const COUNTER_TOLD: usize = 8;
 const COUNTER_OUTCOME: u64 = 16;
