@@ -145,7 +145,6 @@ def inferred(values):
         ([object()], "msgpack_ragged", False),
         ([numpy.array([None])], "msgpack_ragged", False),
     ],
-    ids=str,
 )
 def test_which_form_a_leaf_gets(values, codec, accepted):
     [leaf], nodes = inferred(values)

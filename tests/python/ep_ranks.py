@@ -123,7 +123,7 @@ def gated(w13, w2, x):
 
 
 # As `test_nano.started` starts them; the tests themselves use the reference alone.
-PATH, RANK, WORLD = (sys.argv[1], int(sys.argv[2]), int(sys.argv[3])) if sys.argv[0] == "-c" else ("", 0, 0)
+PATH, RANK, WORLD = (sys.argv[1], int(sys.argv[2]), int(sys.argv[3])) if sys.argv[0] == "-c" and len(sys.argv) > 3 else ("", 0, 0)
 # Half of the patience of the tests, so that a rank whose neighbour failed ends before they do.
 MORE = {**SHAPE, "backend": "host", "path": PATH, "rank": RANK, "world": WORLD, "timeout": 30, "first_timeout": 30}
 
