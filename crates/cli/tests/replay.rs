@@ -29,7 +29,7 @@ fn every_policy_is_shown_beside_the_bound() {
     assert_eq!(bound[7]["capacity_blocks"], 8192);
     assert_eq!(bound[7]["hits"], 676, "all but first uses");
     assert_eq!(bound[7]["capacity_bytes"], 8192u64 * 512 * 131_072);
-    for policy in ["fifo", "lru", "sieve", "s3fifo", "priority", "importance"] {
+    for policy in ["fifo", "lru", "sieve", "s3fifo", "priority", "importance", "density"] {
         let rows = rows_of(&told, policy);
         assert_eq!(rows.len(), 8, "{policy}");
         assert_eq!(rows[7]["hits"], bound[7]["hits"], "{policy} has room for everything");
@@ -42,7 +42,7 @@ fn every_policy_is_shown_beside_the_bound() {
         }
     }
     let drawn = std::fs::read_to_string(svg).unwrap();
-    assert_eq!(drawn.matches("<polyline").count(), 7, "six policies and the bound");
+    assert_eq!(drawn.matches("<polyline").count(), 8, "seven policies and the bound");
     assert!(drawn.contains("conversation_300.jsonl: 300 requests"), "{drawn}");
 }
 

@@ -10,10 +10,11 @@
 //! them at once, the last one first: so the ends of chains are evicted before the blocks that they need.
 //! Requests run one after the other; what runs at the same time on a real machine would hold blocks longer.
 //!
-//! What must stay true: a replay of the same trace gives the same numbers for ever; it reads no clock and
-//! draws nothing. A found block counts only if all blocks before it were found.
+//! What must stay true: a replay of the same trace gives the same numbers on every machine: it reads no clock, and
+//! random choices come from a fixed seed. A found block counts only if all blocks before it were found.
 
 mod bare;
+mod density;
 mod optimal;
 mod plot;
 mod ranks;
@@ -79,6 +80,13 @@ impl Outcome {
 pub fn replay(trace: &Trace, policy: Policy, capacity: u32) -> Outcome {
     assert!(capacity > 0, "a cache has at least one block");
     drive(trace, &mut bare::Bare::new(policy, capacity as usize, trace.distinct()))
+}
+
+/// Replays a trace through an empty cache of so many blocks that evicts by learned density. Block managers do not
+/// have this policy yet.
+pub fn replay_density(trace: &Trace, capacity: u32) -> Outcome {
+    assert!(capacity > 0, "a cache has at least one block");
+    drive(trace, &mut density::ByDensity::new(capacity as usize, trace.distinct()))
 }
 
 /// Replays a trace through an empty block manager of so many blocks: the code that engines use.

@@ -27,12 +27,12 @@ const STYLE: &str = "\
   .paper { fill: #ffffff; } .grid { stroke: #d1d9e0; } .axis { stroke: #59636e; }
   .line { fill: none; stroke-width: 2; } .mark { stroke-width: 2; }
   .c0 { stroke: #1f2328; } .c1 { stroke: #0072b2; } .c2 { stroke: #d55e00; } .c3 { stroke: #009e73; }
-  .c4 { stroke: #b0559a; } .c5 { stroke: #a67c00; } .c6 { stroke: #6a6ad4; }
+  .c4 { stroke: #b0559a; } .c5 { stroke: #a67c00; } .c6 { stroke: #6a6ad4; } .c7 { stroke: #c02942; }
   @media (prefers-color-scheme: dark) {
     text { fill: #f0f6fc; } .small { fill: #9198a1; }
     .paper { fill: #0d1117; } .grid { stroke: #2f353d; } .axis { stroke: #9198a1; }
     .c0 { stroke: #f0f6fc; } .c1 { stroke: #56b4e9; } .c2 { stroke: #ff8b4d; } .c3 { stroke: #2fd0a0; }
-    .c4 { stroke: #e69bd3; } .c5 { stroke: #f0c430; } .c6 { stroke: #a5a5ff; }
+    .c4 { stroke: #e69bd3; } .c5 { stroke: #f0c430; } .c6 { stroke: #a5a5ff; } .c7 { stroke: #ff7b8a; }
   }
 </style>
 ";
@@ -134,7 +134,7 @@ impl Plot {
     }
 
     fn draw(&self, svg: &mut String, index: usize, series: &Series, top_percent: f64) {
-        let color = if series.is_bound { 0 } else { 1 + index % 6 };
+        let color = if series.is_bound { 0 } else { 1 + index % 7 };
         let dash = if series.is_bound { " stroke-dasharray=\"6 4\"" } else { "" };
         let points: Vec<(f64, f64)> = self
             .capacities
@@ -169,7 +169,8 @@ fn marker(color: usize, x: f64, y: f64) -> String {
         3 => "m0,-4.5l4.5,4.5l-4.5,4.5l-4.5,-4.5z".to_owned(),
         4 => "m-3.5,-3.5l7,7m0,-7l-7,7".to_owned(),
         5 => "m-4.5,0h9m-4.5,-4.5v9".to_owned(),
-        _ => "m0,4.5l4,-7.5h-8z".to_owned(),
+        6 => "m0,4.5l4,-7.5h-8z".to_owned(),
+        _ => "m-4,0l2,-3.5h4l2,3.5l-2,3.5h-4z".to_owned(),
     };
     format!("<path class=\"mark paper c{color}\" d=\"M{x:.1},{y:.1}{path}\"/>")
 }

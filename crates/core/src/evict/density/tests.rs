@@ -1,0 +1,164 @@
+use super::*;
+use crate::ids::Slot;
+use crate::rng::Rng;
+use proptest::prelude::*;
+
+fn at(key: u64, now: u32) -> Use {
+    Use { key, depth: 30, blocks: 60, now }
+}
+
+#[test]
+fn bins_follow_each_other_and_begin_where_they_say() {
+    for bin_of in 0..BINS {
+        assert_eq!(bin(start(bin_of)), bin_of);
+        assert_eq!(bin(start(bin_of + 1) - 1), bin_of);
+    }
+    assert_eq!(bin(AGE_MASK), BINS - 1);
+}
+
+#[test]
+fn a_usage_keeps_what_it_was_made_of() {
+    let usage = Usage::new(AGE_MASK + 3, USES_MAX, 8);
+    assert_eq!((usage.last(), usage.uses(), usage.class()), (2, USES_MAX, CLASSES - 1));
+    assert_eq!(usage.age(AGE_MASK + 10), 7);
+    assert_eq!(Usage::new(AGE_MASK, 0, 0).age(AGE_MASK + 3), 3, "request numbers may wrap");
+}
+
+#[test]
+fn places_tell_the_head_and_the_end_of_a_request() {
+    assert_eq!([place(0, 1), place(0, 100), place(99, 100), place(50, 100)], [0, 6, 2, 8]);
+    assert!((0..40).all(|depth| (place(depth, 40) as usize) < PLACES));
+}
+
+/// Before anything was counted the order is that of LRU, in each class.
+#[test]
+fn without_counts_the_older_block_is_worth_less() {
+    let density = Density::new(1000);
+    for uses in [0, 1, 2, 5, 127] {
+        for place in 0..PLACES as u32 {
+            let worth = |age: u32| density.worth(Usage::new(1 << 20, uses, place), (1 << 20) + age);
+            for age in 0..5000 {
+                assert!(worth(age) > worth(age + 1), "{uses} uses, place {place}, age {age}");
+            }
+        }
+    }
+}
+
+proptest! {
+    /// The naive definition: the best ratio of hits to time over all ends, by trying each end.
+    #[test]
+    fn densities_are_the_best_over_all_horizons(
+        chances in proptest::collection::vec(prop_oneof![Just(0.0_f32), 0.0_f32..1.0], BINS),
+    ) {
+        let chances: [f32; BINS] = chances.try_into().expect("a chance for each bin");
+        let fast = densities(&chances);
+        for from in 0..BINS {
+            let (mut hits, mut time, mut left, mut best) = (0.0_f64, 0.0_f64, 1.0_f64, 0.0_f64);
+            for bin in from..BINS {
+                let chance = f64::from(chances[bin]);
+                hits += left * chance;
+                time += left * (1.0 - chance / 2.0) * f64::from(start(bin + 1) - start(bin));
+                left *= 1.0 - chance;
+                best = best.max(hits / time);
+            }
+            let error = (f64::from(fast[from]) - best).abs();
+            prop_assert!(error <= 1e-4 * best + 1e-12, "bin {from}: {} and {best}", fast[from]);
+        }
+    }
+}
+
+/// Keys of one class come back after 100 requests, those of the other never do.
+#[test]
+fn what_comes_back_is_worth_more_than_what_does_not() {
+    let mut density = Density::new(1000);
+    let mut back = [Usage::default(); 100];
+    let mut scanned = Usage::default();
+    for now in 1..20_000_u32 {
+        let slot = now as usize % back.len();
+        let before = (now > 100).then_some(back[slot]);
+        back[slot] = density.touch(at(slot as u64, now), before);
+        let scan = Use { key: 1_000_000 + u64::from(now), depth: 59, blocks: 60, now };
+        scanned = density.touch(scan, None);
+    }
+    let now = 20_000;
+    assert!(density.worth(back[(now - 90) % 100], now as u32) > density.worth(scanned, now as u32));
+    // A block of the same class that did not come back at its time is worth less again.
+    let late = Usage::new(now as u32 - 400, back[0].uses(), place(30, 60));
+    let due = Usage::new(now as u32 - 90, back[0].uses(), place(30, 60));
+    assert!(density.worth(late, now as u32) < density.worth(due, now as u32));
+}
+
+#[test]
+fn the_same_calls_give_the_same_worths() {
+    let run = || {
+        let (mut density, mut rng) = (Density::new(100_000), Rng::new(7));
+        let touch = |now| {
+            let usage = density.touch(at(rng.below(50_000), now), None);
+            density.worth(usage, now + 9)
+        };
+        (1..50_000).map(touch).fold(0_u64, |sum, worth| sum.rotate_left(5) ^ worth)
+    };
+    assert_eq!(run(), run());
+}
+
+/// A key is followed by its hash alone: whether it is resident makes no difference.
+#[test]
+fn the_share_of_followed_keys_is_what_the_ghosts_have_room_for() {
+    let small = Ghosts::new(1000);
+    assert!((0..10_000).all(|key| small.follows(mix(key))));
+    let large = Ghosts::new(1_000_000);
+    let followed = (0..1_000_000).filter(|key| large.follows(mix(*key))).count();
+    assert!((5_000..7_500).contains(&followed), "{followed} of a million keys");
+}
+
+#[test]
+fn a_full_bucket_gives_the_place_of_its_oldest_ghost() {
+    let mut ghosts = Ghosts::new(1);
+    let same_bucket: Vec<u64> = {
+        let first = ghosts.room(mix(0), 0) / 8;
+        (0..).map(mix).filter(|hash| ghosts.room(*hash, 0) / 8 == first).take(9).collect()
+    };
+    for (now, hash) in (1..).zip(&same_bucket[..8]) {
+        let way = ghosts.room(*hash, now);
+        ghosts[way] = Ghost::new(*hash, Usage::new(now, 1, 0));
+    }
+    let oldest = ghosts.find(same_bucket[0]).expect("it is there");
+    assert_eq!(ghosts.room(same_bucket[8], 9), oldest);
+}
+
+#[test]
+fn memory_is_bounded_whatever_the_capacity() {
+    for blocks in [0, 1, 1 << 20, u64::MAX] {
+        assert!(Density::new(blocks).heap_bytes() < 256 << 10);
+    }
+}
+
+#[test]
+fn the_leaf_of_least_worth_goes_among_those_that_are_seen() {
+    let leaves: Vec<Slot> = (0..8).map(Slot).collect();
+    let mut sampler = LeafSampler::new(1);
+    let mut gone = Vec::new();
+    while gone.len() < 8 {
+        let worth = |slot: Slot| (!gone.contains(&slot)).then(|| u64::from(slot.0 ^ 5));
+        let victim = sampler.victim(&leaves, worth).expect("a leaf is left");
+        gone.push(victim);
+    }
+    let mut sorted = gone.clone();
+    sorted.sort_by_key(|slot| slot.0);
+    assert_eq!(sorted, leaves, "each goes once");
+    assert_eq!(sampler.victim(&leaves, |_| None), None);
+    assert_eq!(sampler.victim(&[], |_| None), None);
+}
+
+/// What was seen and not evicted is remembered, also where chance does not find it again.
+#[test]
+fn leaves_of_little_worth_are_remembered() {
+    let leaves: Vec<Slot> = (0..100_000).map(Slot).collect();
+    let mut sampler = LeafSampler::new(3);
+    sampler.remember(Slot(77_777));
+    let worth = |slot: Slot| Some(if slot == Slot(77_777) { 0 } else { 1 + u64::from(slot.0) });
+    assert_eq!(sampler.victim(&leaves, worth), Some(Slot(77_777)));
+    // Eight leaves of the first look but the one that went: the next victim is no worse than all of them.
+    let second = sampler.victim(&leaves, worth).expect("a leaf");
+    assert_ne!(second, Slot(77_777), "it is offered again only if it is seen again");
+}
