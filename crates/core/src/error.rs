@@ -93,13 +93,14 @@ pub enum PutError {
         /// Hint.
         after_ms: u32,
     },
-    /// A copy of the key on a node that left may still be read by somebody.
+    /// The key has a value that cannot be read any more, and a replica of it is not free yet: its node has left or
+    /// does not answer, or was still fetching the bytes when their source was evicted.
     #[error(
-        "the key had a copy on a node that is gone, and a reader may still see it; \
+        "the last value of the key cannot be read any more, and a replica of it is not free yet; \
          try again in {after_ms} ms"
     )]
     Held {
-        /// When nobody can read the old copy any more.
+        /// When that replica is free, as far as the master knows.
         after_ms: u32,
     },
     /// The tenant has used its quota up.
