@@ -65,7 +65,8 @@ const TRUST_CLASS: f32 = 2.0;
 /// How much the counts of an age weigh in that factor for the next age.
 const BACK: f32 = 0.95;
 
-type Table = Box<[[f32; BINS]; CLASSES]>;
+/// A row for each class.
+type Table = Box<[[f32; BINS]]>;
 
 /// What is known of a resident block: last use:21 | uses:7 | place:4.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -143,7 +144,7 @@ pub struct Density {
     used: Table,
     reached: Table,
     /// What follows from these counts.
-    density: Table,
+    learned: Table,
     /// By bin: the chance of a use in all classes together, when the densities were last computed.
     mean: [f32; BINS],
     /// The class whose densities are computed next; [`CLASSES`]: none.
@@ -157,11 +158,11 @@ pub struct Density {
 impl Density {
     /// For a cache of so many blocks. Nothing is known yet.
     pub fn new(blocks: u64) -> Self {
-        let table = || Box::new([[0.0; BINS]; CLASSES]);
+        let table = || vec![[0.0; BINS]; CLASSES].into_boxed_slice();
         let mut new = Self {
             used: table(),
             reached: table(),
-            density: table(),
+            learned: table(),
             mean: [0.0; BINS],
             next: CLASSES,
             ghosts: Ghosts::new(blocks),
@@ -193,7 +194,7 @@ impl Density {
     pub fn worth(&self, usage: Usage, now: u32) -> u64 {
         let age = usage.age(now);
         // The bits of floats that are not negative are in the order of the floats.
-        let density = self.density[usage.class()][bin(age)].to_bits();
+        let density = self.learned[usage.class()][bin(age)].to_bits();
         u64::from(density) << 32 | u64::from(AGE_MASK - age)
     }
 
@@ -261,7 +262,7 @@ impl Density {
     fn compute(&mut self) {
         let class = self.next;
         self.next += 1;
-        self.density[class] = densities(&self.chances(class));
+        self.learned[class] = densities(&self.chances(class));
         for count in self.used[class].iter_mut().chain(&mut self.reached[class]) {
             *count = if *count < FORGOTTEN { 0.0 } else { *count * KEEP };
         }
@@ -310,7 +311,7 @@ fn densities(chances: &[f32; BINS]) -> [f32; BINS] {
     density
 }
 
-/// A hash of a key in which each bit depends on all bits of the key: the last steps of SplitMix64.
+/// A hash of a key in which each bit depends on all bits of the key: the last steps of `SplitMix64`.
 const fn mix(mut key: u64) -> u64 {
     key = (key ^ (key >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     key = (key ^ (key >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
