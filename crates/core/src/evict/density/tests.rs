@@ -1,3 +1,5 @@
+//! The learned density against its naive definition and against LRU, the sample of keys, the choice of leaves.
+
 use super::*;
 use crate::ids::Slot;
 use crate::rng::Rng;
