@@ -176,14 +176,18 @@ impl Density {
         new
     }
 
-    /// A request uses a block. `before`: its usage, if it is resident. Returns its usage from now on.
+    /// A request uses a block. `before`: its usage, if it is resident. Returns its usage from now on. A block that comes
+    /// back keeps its uses if its key is in the sample, as all keys of a small cache are.
     #[inline]
     pub fn touch(&mut self, of: Use, before: Option<Usage>) -> Usage {
-        let uses = before.map_or(0, |usage| (usage.uses() + 1).min(USES_MAX));
-        let usage = Usage::new(of.now, uses, place(of.depth, of.blocks));
         let hash = mix(of.key);
-        if self.ghosts.follows(hash) {
-            self.learn(hash, usage);
+        let follows = self.ghosts.follows(hash);
+        let known = if follows { self.ghosts.find(hash) } else { None };
+        let earlier = before.or_else(|| Some(self.ghosts[known?].usage()));
+        let uses = earlier.map_or(0, |usage| (usage.uses() + 1).min(USES_MAX));
+        let usage = Usage::new(of.now, uses, place(of.depth, of.blocks));
+        if follows {
+            self.learn(hash, known, usage);
         }
         usage
     }
@@ -204,9 +208,8 @@ impl Density {
     }
 
     /// A sampled key was used: counts the age at which it was, and remembers it as it is now.
-    fn learn(&mut self, hash: u64, usage: Usage) {
+    fn learn(&mut self, hash: u64, known: Option<usize>, usage: Usage) {
         let now = usage.last();
-        let known = self.ghosts.find(hash);
         let way = known.unwrap_or_else(|| self.ghosts.room(hash, now));
         self.count(way, now);
         if known.is_some() {
