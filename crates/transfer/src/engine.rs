@@ -172,8 +172,15 @@ impl Engine {
                 Arc::clone(&self.local) as _
             } else {
                 let route = self.directory.route(segment, incarnation, deadline);
-                let route = route.map_err(TransferError::Unrouted)?;
-                self.peer(&route.ok_or(TransferError::NoRoute)?, locator, deadline)?
+                let route = route.map_err(TransferError::Unrouted)?.ok_or(TransferError::NoRoute)?;
+                match self.peer(&route, locator, deadline) {
+                    // It has no leave to serve, before its first heartbeat or after an outage of its master. It
+                    // refuses reads, and takes puts. Not kept: its memory is mapped when it serves.
+                    Err(TransferError::Fenced) if let Some(unix) = &route.unix => {
+                        return Ok(self.stream(unix));
+                    }
+                    found => found?,
+                }
             };
         self.known.write().insert(segment, (incarnation, Arc::clone(&transport)));
         Ok(transport)

@@ -199,7 +199,7 @@ fn memory_that_nobody_serves_is_not_mapped_again() {
             now = now.plus(Duration::from_secs(1));
             engine.let_go(now);
             assert_eq!(engine.mapped().mounts, 0);
-            assert!(matches!(read_by(&engine, &value), Err(TransferError::Fenced)));
+            expect(read_by(&engine, &value), DataError::Stale);
             assert_eq!((engine.mapped().maps, engine.mapped().mounts), (1, 0));
         }
     }
@@ -208,6 +208,27 @@ fn memory_that_nobody_serves_is_not_mapped_again() {
     rig.segment.set_serve_until(Now(u64::MAX));
     read_by(&engine, &value).unwrap();
     assert_eq!((engine.mapped().maps, engine.mapped().mounts), (2, 1));
+}
+
+/// The master plans a put as soon as it has heard of memory, its owner learns a moment later that it may serve:
+/// puts that came between were refused as cut off, though there was no other owner to go to.
+#[test]
+fn an_owner_without_leave_to_serve_takes_puts() {
+    let rig = Rig::new(Path::Local);
+    let engine = engine(&rig, false);
+    for (second, len) in [(0, 1), (1, 5000), (2, 300_000)] {
+        rig.segment.set_serve_until(Now(0));
+        engine.let_go(boottime().plus(Duration::from_secs(2 * second)));
+        let value = rig.value(len);
+        let pieces = [&value.bytes[..]];
+        let way = engine.hasty(&value.locator, Duration::from_secs(5), soon()).unwrap();
+        let done = way.send(&[value.write(&pieces)], soon()).finish(soon());
+        assert_eq!(done.into_iter().map(Result::unwrap).collect::<Vec<_>>(), [value.seal]);
+        expect(read_by(&engine, &value), DataError::Stale);
+        rig.segment.set_serve_until(Now(u64::MAX));
+        read_by(&engine, &value).unwrap();
+        assert_eq!(engine.transport(&value.locator, soon()).unwrap().path(), Path::Shared);
+    }
 }
 
 /// Who is told of the death by a guard lets go at once, whatever leave the dead left behind.
