@@ -167,21 +167,22 @@ impl Engine {
         {
             return Ok(Arc::clone(transport));
         }
-        let transport: Arc<dyn Transport> =
-            if self.config.local && self.segments.holds(segment, incarnation) {
-                Arc::clone(&self.local) as _
-            } else {
-                let route = self.directory.route(segment, incarnation, deadline);
-                let route = route.map_err(TransferError::Unrouted)?.ok_or(TransferError::NoRoute)?;
-                match self.peer(&route, locator, deadline) {
-                    // It has no leave to serve, before its first heartbeat or after an outage of its master. It
-                    // refuses reads, and takes puts. Not kept: its memory is mapped when it serves.
-                    Err(TransferError::Fenced) if let Some(unix) = &route.unix => {
-                        return Ok(self.stream(unix));
-                    }
-                    found => found?,
+        let transport: Arc<dyn Transport> = if self.config.local
+            && self.segments.holds(segment, incarnation)
+        {
+            Arc::clone(&self.local) as _
+        } else {
+            let route = self.directory.route(segment, incarnation, deadline);
+            let route = route.map_err(TransferError::Unrouted)?.ok_or(TransferError::NoRoute)?;
+            match self.peer(&route, locator, deadline) {
+                // It has no leave to serve, before its first heartbeat or after an outage of its master. It
+                // refuses reads, and takes puts. Not kept: its memory is mapped when it serves.
+                Err(TransferError::Fenced) if let Some(unix) = &route.unix => {
+                    return Ok(self.stream(unix));
                 }
-            };
+                found => found?,
+            }
+        };
         self.known.write().insert(segment, (incarnation, Arc::clone(&transport)));
         Ok(transport)
     }

@@ -13,8 +13,8 @@
 //! | S3-FIFO | what was not read twice while in a small queue; it remembers evicted keys | 13, and 15 for ghosts |
 //! | [`Ranked`] | the lowest rank, least recently used first | 9 |
 //!
-//! [`Density`] is not of this form: it needs to know which block follows which. It learns what a block is worth, and a
-//! [`LeafSampler`] finds one of little worth.
+//! [`Density`] is not of this form: it needs to know which block follows which. It learns what a block is worth, and
+//! [`Leaves`] find one of little worth.
 //!
 //! A policy knows only candidates. Whether one is pinned or leased, the caller finds out when it
 //! has the victim in hand; it then `insert`s it again, which makes it the youngest: what is in use
@@ -29,7 +29,7 @@ mod ranked;
 mod s3fifo;
 mod sieve;
 
-pub use density::{Density, LeafSampler, Usage, Use};
+pub use density::{Density, Learned, Leaves, Usage, Use, requests_per_step};
 pub use ranked::{BadScore, RANKS, Ranked, rank_of};
 
 use crate::ids::Slot;

@@ -4,7 +4,7 @@
 use super::Cache;
 use super::trace::TraceBlock;
 use mooncrate_core::Slot;
-use mooncrate_core::evict::{Density, LeafSampler, Usage, Use};
+use mooncrate_core::evict::{Density, Leaves, Usage, Use};
 
 /// The choices are the same in each replay.
 const SEED: u64 = 1;
@@ -17,8 +17,6 @@ struct Block {
     parent: Option<TraceBlock>,
     /// Cached blocks that follow it.
     children: u32,
-    /// Its place among the leaves, if it is one.
-    leaf: usize,
     /// The last request that used it, counted from 1. Blocks of the running request are not evicted.
     used_by: u32,
 }
@@ -27,13 +25,12 @@ struct Block {
 #[derive(Debug)]
 pub(super) struct ByDensity {
     density: Density,
-    sampler: LeafSampler,
     capacity: usize,
     cached: usize,
     /// By number of the block.
     blocks: Vec<Block>,
     /// Cached blocks without children.
-    leaves: Vec<Slot>,
+    leaves: Leaves,
     /// The number of the running request, from 1.
     request: u32,
 }
@@ -43,11 +40,10 @@ impl ByDensity {
     pub(super) fn new(capacity: usize, distinct: u32) -> Self {
         Self {
             density: Density::new(capacity as u64),
-            sampler: LeafSampler::new(SEED),
             capacity,
             cached: 0,
             blocks: vec![Block::default(); distinct as usize],
-            leaves: Vec::new(),
+            leaves: Leaves::new(SEED),
             request: 0,
         }
     }
@@ -56,38 +52,26 @@ impl ByDensity {
         &mut self.blocks[block.0 as usize]
     }
 
-    fn add_leaf(&mut self, block: TraceBlock) {
-        self.block(block).leaf = self.leaves.len();
-        self.leaves.push(Slot(block.0));
-    }
-
-    fn remove_leaf(&mut self, block: TraceBlock) {
-        let at = self.block(block).leaf;
-        self.leaves.swap_remove(at);
-        if let Some(Slot(moved)) = self.leaves.get(at) {
-            self.blocks[*moved as usize].leaf = at;
-        }
-    }
-
     /// Evicts a leaf that the running request does not use; false if there is none.
     fn evict(&mut self) -> bool {
-        let Self { density, sampler, blocks, leaves, request, .. } = self;
+        let Self { density, blocks, leaves, request, .. } = self;
         let worth = |slot: Slot| {
             let block = &blocks[slot.0 as usize];
             let usage = block.usage.filter(|_| block.children == 0 && block.used_by != *request)?;
-            Some(density.worth(usage, *request))
+            Some(density.learned().worth(usage, *request))
         };
-        let any = || leaves.iter().copied().find(|slot| worth(*slot).is_some());
-        let Some(Slot(victim)) = sampler.victim(leaves, worth).or_else(any) else { return false };
-        let victim = TraceBlock(victim);
-        self.remove_leaf(victim);
+        let any = |leaves: &mut Leaves| {
+            (0..=leaves.len()).find_map(|_| leaves.ahead().filter(|slot| worth(*slot).is_some()))
+        };
+        let Some(slot) = leaves.next(worth).or_else(|| any(leaves)) else { return false };
+        leaves.remove(slot);
+        let victim = TraceBlock(slot.0);
         self.block(victim).usage = None;
         self.cached -= 1;
         if let Some(parent) = self.block(victim).parent.take() {
             self.block(parent).children -= 1;
             if self.block(parent).children == 0 {
-                self.add_leaf(parent);
-                self.sampler.remember(Slot(parent.0));
+                self.leaves.uncover(Slot(parent.0));
             }
         }
         true
@@ -100,13 +84,11 @@ impl ByDensity {
         }
         self.cached += 1;
         if let Some(parent) = parent {
-            if self.block(parent).children == 0 {
-                self.remove_leaf(parent);
-            }
+            self.leaves.remove(Slot(parent.0));
             self.block(parent).children += 1;
         }
         self.block(block).parent = parent;
-        self.add_leaf(block);
+        self.leaves.insert(Slot(block.0));
         true
     }
 }
@@ -162,7 +144,7 @@ mod tests {
             {
                 assert_eq!(block.children, children[number]);
                 if block.children == 0 {
-                    assert_eq!(self.leaves[block.leaf], Slot(number as u32));
+                    assert!(self.leaves.contains(Slot(number as u32)));
                     leaves += 1;
                 }
             }

@@ -50,23 +50,20 @@ impl Ghost {
 #[derive(Debug)]
 pub(super) struct Ghosts {
     ways: Box<[Ghost]>,
-    /// The highest hash in the sample.
-    highest: u64,
+}
+
+/// The highest hash in the sample, for a cache of so many blocks.
+pub(super) fn highest(blocks: u64) -> u64 {
+    let (room, wanted) = (Ghosts::COUNT as u64, blocks.max(1).saturating_mul(COVER));
+    if wanted <= room { u64::MAX } else { u64::MAX / wanted * room }
 }
 
 impl Ghosts {
     pub(super) const COUNT: usize = BUCKETS * WAYS;
 
-    /// None yet, for a cache of so many blocks.
-    pub(super) fn new(blocks: u64) -> Self {
-        let (room, wanted) = (Self::COUNT as u64, blocks.max(1).saturating_mul(COVER));
-        let highest = if wanted <= room { u64::MAX } else { u64::MAX / wanted * room };
-        Self { ways: vec![Ghost::NONE; Self::COUNT].into_boxed_slice(), highest }
-    }
-
-    /// Whether a key with this hash is in the sample.
-    pub(super) const fn follows(&self, hash: u64) -> bool {
-        hash <= self.highest
+    /// None yet.
+    pub(super) fn new() -> Self {
+        Self { ways: vec![Ghost::NONE; Self::COUNT].into_boxed_slice() }
     }
 
     pub(super) fn find(&self, hash: u64) -> Option<usize> {

@@ -20,19 +20,26 @@
 //! A class with few counts takes the mean of all classes, and an age with few counts takes the chance of the age
 //! before it, halved. So without any counts the order is that of LRU. Everything is deterministic: the caller gives
 //! the number of the request as the clock, and random choices come from a seed.
+//!
+//! [`Learned`] is what threads share: it is read without a lock. Only a use of a sampled key changes something.
 
 mod ghosts;
-mod sampler;
+mod leaves;
 
 #[cfg(test)]
 mod tests;
 
-pub use sampler::LeafSampler;
+pub use leaves::Leaves;
 
 use ghosts::{Ghost, Ghosts};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Bits of the request number in a [`Usage`]. A block that was not used for two million requests looks new again.
+/// Bits of the request number in a [`Usage`]. A block that was not used for two million of them looks new again, so
+/// large caches count several requests as one: [`requests_per_step`].
 const AGE_BITS: u32 = 21;
+/// Blocks of a cache that counts each request.
+const BLOCKS_PER_STEP: u64 = 1 << 17;
 const AGE_MASK: u32 = (1 << AGE_BITS) - 1;
 /// More uses are not counted: the last of the [`USES`] steps begins at 64.
 const USES_MAX: u32 = 127;
@@ -72,7 +79,22 @@ type Table = Box<[[f32; BINS]]>;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage(u32);
 
+/// How many requests the clock of a cache of so many blocks counts as one.
+pub const fn requests_per_step(blocks: u64) -> u64 {
+    blocks.div_ceil(BLOCKS_PER_STEP) + (blocks == 0) as u64
+}
+
 impl Usage {
+    /// As a number, for tables of them.
+    pub const fn to_bits(self) -> u32 {
+        self.0
+    }
+
+    /// What [`Usage::to_bits`] said.
+    pub const fn from_bits(bits: u32) -> Self {
+        Self(bits)
+    }
+
     const fn new(now: u32, uses: u32, place: u32) -> Self {
         Self((now & AGE_MASK) << 11 | uses << 4 | place)
     }
@@ -83,6 +105,12 @@ impl Usage {
 
     const fn uses(self) -> u32 {
         (self.0 >> 4) & USES_MAX
+    }
+
+    /// After another use.
+    fn next(earlier: Option<Self>, of: &Use) -> Self {
+        let uses = earlier.map_or(0, |usage| (usage.uses() + 1).min(USES_MAX));
+        Self::new(of.now, uses, place(of.depth, of.blocks))
     }
 
     const fn class(self) -> usize {
@@ -137,6 +165,37 @@ pub struct Use {
     pub now: u32,
 }
 
+/// What was learned: the densities by class and bin, and which keys are sampled.
+#[derive(Debug)]
+pub struct Learned {
+    densities: Box<[[AtomicU32; BINS]]>,
+    /// The highest hash in the sample.
+    highest: AtomicU64,
+}
+
+impl Learned {
+    /// A request uses a block, as [`Density::touch`]; `None` if its key is in the sample, and that has to be told.
+    #[inline]
+    pub fn touch(&self, of: &Use, before: Option<Usage>) -> Option<Usage> {
+        (!self.follows(mix(of.key))).then(|| Usage::next(before, of))
+    }
+
+    /// The worth of a block; the one with the lowest worth is evicted first. The upper half is the density, the
+    /// lower half puts the older of two equal ones first.
+    #[inline]
+    pub fn worth(&self, usage: Usage, now: u32) -> u64 {
+        let age = usage.age(now);
+        // The bits of floats that are not negative are in the order of the floats. Relaxed: a value of a moment ago is
+        // as good.
+        let density = self.densities[usage.class()][bin(age)].load(Ordering::Relaxed);
+        u64::from(density) << 32 | u64::from(AGE_MASK - age)
+    }
+
+    fn follows(&self, hash: u64) -> bool {
+        hash <= self.highest.load(Ordering::Relaxed)
+    }
+}
+
 /// What was learned, and from what.
 #[derive(Debug)]
 pub struct Density {
@@ -144,7 +203,7 @@ pub struct Density {
     used: Table,
     reached: Table,
     /// What follows from these counts.
-    learned: Table,
+    learned: Arc<Learned>,
     /// By bin: the chance of a use in all classes together, when the densities were last computed.
     mean: [f32; BINS],
     /// The class whose densities are computed next; [`CLASSES`]: none.
@@ -159,13 +218,16 @@ impl Density {
     /// For a cache of so many blocks. Nothing is known yet.
     pub fn new(blocks: u64) -> Self {
         let table = || vec![[0.0; BINS]; CLASSES].into_boxed_slice();
+        let row = || [const { AtomicU32::new(0) }; BINS];
+        let densities = (0..CLASSES).map(|_| row()).collect();
+        let learned = Learned { densities, highest: AtomicU64::new(ghosts::highest(blocks)) };
         let mut new = Self {
             used: table(),
             reached: table(),
-            learned: table(),
+            learned: Arc::new(learned),
             mean: [0.0; BINS],
             next: CLASSES,
-            ghosts: Ghosts::new(blocks),
+            ghosts: Ghosts::new(),
             events: 0,
             due: DUE.0,
         };
@@ -181,30 +243,26 @@ impl Density {
     #[inline]
     pub fn touch(&mut self, of: Use, before: Option<Usage>) -> Usage {
         let hash = mix(of.key);
-        let follows = self.ghosts.follows(hash);
-        let known = if follows { self.ghosts.find(hash) } else { None };
-        let earlier = before.or_else(|| Some(self.ghosts[known?].usage()));
-        let uses = earlier.map_or(0, |usage| (usage.uses() + 1).min(USES_MAX));
-        let usage = Usage::new(of.now, uses, place(of.depth, of.blocks));
-        if follows {
-            self.learn(hash, known, usage);
+        if !self.learned.follows(hash) {
+            return Usage::next(before, &of);
         }
+        let known = self.ghosts.find(hash);
+        let earlier = before.or_else(|| Some(self.ghosts[known?].usage()));
+        let usage = Usage::next(earlier, &of);
+        self.learn(hash, known, usage);
         usage
     }
 
-    /// The worth of a block; the one with the lowest worth is evicted first. The upper half is the density, the
-    /// lower half puts the older of two equal ones first.
-    #[inline]
-    pub fn worth(&self, usage: Usage, now: u32) -> u64 {
-        let age = usage.age(now);
-        // The bits of floats that are not negative are in the order of the floats.
-        let density = self.learned[usage.class()][bin(age)].to_bits();
-        u64::from(density) << 32 | u64::from(AGE_MASK - age)
+    /// What was learned so far and will be, for those who only ask.
+    pub const fn learned(&self) -> &Arc<Learned> {
+        &self.learned
     }
 
     /// Bytes of memory, whatever the number of blocks.
     pub fn heap_bytes(&self) -> usize {
-        3 * size_of_val(&*self.used) + self.ghosts.heap_bytes()
+        2 * size_of_val(&*self.used)
+            + size_of_val(&*self.learned.densities)
+            + self.ghosts.heap_bytes()
     }
 
     /// A sampled key was used: counts the age at which it was, and remembers it as it is now.
@@ -265,7 +323,11 @@ impl Density {
     fn compute(&mut self) {
         let class = self.next;
         self.next += 1;
-        self.learned[class] = densities(&self.chances(class));
+        for (place, density) in
+            self.learned.densities[class].iter().zip(densities(&self.chances(class)))
+        {
+            place.store(density.to_bits(), Ordering::Relaxed);
+        }
         for count in self.used[class].iter_mut().chain(&mut self.reached[class]) {
             *count = if *count < FORGOTTEN { 0.0 } else { *count * KEEP };
         }

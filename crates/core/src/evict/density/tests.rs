@@ -38,7 +38,9 @@ fn without_counts_the_older_block_is_worth_less() {
     let density = Density::new(1000);
     for uses in [0, 1, 2, 5, 127] {
         for place in 0..PLACES as u32 {
-            let worth = |age: u32| density.worth(Usage::new(1 << 20, uses, place), (1 << 20) + age);
+            let worth = |age: u32| {
+                density.learned().worth(Usage::new(1 << 20, uses, place), (1 << 20) + age)
+            };
             for age in 0..5000 {
                 assert!(worth(age) > worth(age + 1), "{uses} uses, place {place}, age {age}");
             }
@@ -83,11 +85,14 @@ fn what_comes_back_is_worth_more_than_what_does_not() {
         scanned = density.touch(scan, None);
     }
     let now = 20_000;
-    assert!(density.worth(back[(now - 90) % 100], now as u32) > density.worth(scanned, now as u32));
+    assert!(
+        density.learned().worth(back[(now - 90) % 100], now as u32)
+            > density.learned().worth(scanned, now as u32)
+    );
     // A block of the same class that did not come back at its time is worth less again.
     let late = Usage::new(now as u32 - 400, back[0].uses(), place(30, 60));
     let due = Usage::new(now as u32 - 90, back[0].uses(), place(30, 60));
-    assert!(density.worth(late, now as u32) < density.worth(due, now as u32));
+    assert!(density.learned().worth(late, now as u32) < density.learned().worth(due, now as u32));
 }
 
 /// As long as its key is followed, and all keys of a small cache are.
@@ -104,7 +109,7 @@ fn the_same_calls_give_the_same_worths() {
         let (mut density, mut rng) = (Density::new(100_000), Rng::new(7));
         let touch = |now| {
             let usage = density.touch(at(rng.below(50_000), now), None);
-            density.worth(usage, now + 9)
+            density.learned().worth(usage, now + 9)
         };
         (1..50_000).map(touch).fold(0_u64, |sum, worth| sum.rotate_left(5) ^ worth)
     };
@@ -114,16 +119,15 @@ fn the_same_calls_give_the_same_worths() {
 /// A key is followed by its hash alone: whether it is resident makes no difference.
 #[test]
 fn the_share_of_followed_keys_is_what_the_ghosts_have_room_for() {
-    let small = Ghosts::new(1000);
-    assert!((0..10_000).all(|key| small.follows(mix(key))));
-    let large = Ghosts::new(1_000_000);
-    let followed = (0..1_000_000).filter(|key| large.follows(mix(*key))).count();
+    assert!((0..10_000).all(|key| mix(key) <= ghosts::highest(1000)));
+    let highest = ghosts::highest(1_000_000);
+    let followed = (0..1_000_000).filter(|key| mix(*key) <= highest).count();
     assert!((5_000..7_500).contains(&followed), "{followed} of a million keys");
 }
 
 #[test]
 fn a_full_bucket_gives_the_place_of_its_oldest_ghost() {
-    let mut ghosts = Ghosts::new(1);
+    let mut ghosts = Ghosts::new();
     let same_bucket: Vec<u64> = {
         let first = ghosts.room(mix(0), 0) / 8;
         (0..).map(mix).filter(|hash| ghosts.room(*hash, 0) / 8 == first).take(9).collect()
@@ -143,29 +147,62 @@ fn memory_is_bounded_whatever_the_capacity() {
     }
 }
 
+/// Threads that only ask see what one that tells has learned.
 #[test]
-fn the_leaf_of_least_worth_goes_among_those_that_are_seen() {
-    let leaves: Vec<Slot> = (0..8).map(Slot).collect();
-    let mut sampler = LeafSampler::new(1);
-    let mut gone = Vec::new();
-    while gone.len() < 8 {
-        let worth = |slot: Slot| (!gone.contains(&slot)).then(|| u64::from(slot.0 ^ 5));
-        let victim = sampler.victim(&leaves, worth).expect("a leaf is left");
-        gone.push(victim);
+fn a_key_outside_the_sample_needs_nobody_to_be_told() {
+    let mut density = Density::new(1_000_000);
+    let learned = Arc::clone(density.learned());
+    let mut told = 0;
+    for key in 0..10_000 {
+        let (of, before) = (at(key, 9), Some(Usage::new(3, 2, 1)));
+        let alone = learned.touch(&of, before);
+        told += u32::from(alone.is_none());
+        assert_eq!(alone.unwrap_or_else(|| density.touch(of, before)), density.touch(of, before));
     }
-    let mut sorted = gone.clone();
-    sorted.sort_by_key(|slot| slot.0);
-    assert_eq!(sorted, leaves, "each goes once");
-    assert_eq!(sampler.victim(&leaves, |_| None), None);
-    assert_eq!(sampler.victim(&[], |_| None), None);
+    assert!((40..90).contains(&told), "{told} of 10,000");
+}
+
+#[test]
+fn a_step_of_the_clock_is_a_request_unless_the_cache_is_large() {
+    assert_eq!([0, 1, 1 << 17, 1 << 20, 3 << 20].map(requests_per_step), [1, 1, 1, 8, 24]);
+}
+
+fn leaves(count: u32) -> Leaves {
+    let mut leaves = Leaves::new(1);
+    (0..count).map(Slot).for_each(|slot| leaves.insert(slot));
+    leaves
+}
+
+#[test]
+fn each_leaf_goes_once_and_those_in_use_stay() {
+    let mut leaves = leaves(9);
+    let mut gone = Vec::new();
+    let worth = |slot: Slot| (slot.0 != 4).then(|| u64::from(slot.0 ^ 5));
+    while let Some(slot) = leaves.next(worth) {
+        assert_eq!(leaves.next(worth), Some(slot), "it stays until it is taken out");
+        assert!(leaves.remove(slot) && !leaves.remove(slot) && !leaves.contains(slot));
+        gone.push(slot.0);
+    }
+    gone.sort_unstable();
+    assert_eq!((gone, leaves.len()), (vec![0, 1, 2, 3, 5, 6, 7, 8], 1));
+    assert_eq!(
+        (leaves.ahead(), leaves.ahead(), leaves.ahead()),
+        (Some(Slot(4)), None, Some(Slot(4)))
+    );
+    assert_eq!(Leaves::new(1).next(|_| Some(0)), None);
 }
 
 /// What was seen and not evicted is remembered, also where chance does not find it again.
 #[test]
 fn leaves_of_little_worth_are_remembered() {
-    let leaves: Vec<Slot> = (0..100_000).map(Slot).collect();
-    let mut sampler = LeafSampler::new(3);
-    sampler.remember(Slot(77_777));
-    let worth = |slot: Slot| Some(if slot == Slot(77_777) { 0 } else { 1 + u64::from(slot.0) });
-    assert_eq!(sampler.victim(&leaves, worth), Some(Slot(77_777)));
+    let mut leaves = leaves(100_000);
+    let odd = [Slot(100_001), Slot(100_007)];
+    leaves.insert(odd[0]);
+    leaves.uncover(odd[1]);
+    let worth = |slot: Slot| Some(if odd.contains(&slot) { 0 } else { 1 + u64::from(slot.0) });
+    assert_eq!(leaves.next(worth), Some(odd[1]));
+    assert!(leaves.remove(odd[1]));
+    let worst = leaves.next(worth).expect("there are leaves");
+    assert_ne!(worst, odd[0], "chance alone does not find it");
+    assert_eq!(leaves.next(|slot| (slot == odd[0]).then_some(0)), None);
 }

@@ -1,0 +1,153 @@
+//! The candidates of a list: cached blocks without a cached block behind them. One of little worth is found without
+//! a list in the order of worth: among some that are chosen at random, and the worst ones that were seen before.
+
+use super::mix;
+use crate::evict::WALK_MAX;
+use crate::ids::Slot;
+
+/// Rows that an eviction looks at, of so many leaves each: leaves of a row share a cache line.
+const ROWS: usize = 2;
+const ROW: usize = 4;
+/// The worst leaves of earlier evictions that are kept for the next one.
+const REMEMBERED: usize = 16;
+
+/// Leaves in no order, and how one is chosen.
+#[derive(Debug)]
+pub struct Leaves {
+    leaves: Vec<Slot>,
+    /// By slot: its place among the leaves, counted from 1; 0 for none.
+    places: Vec<u32>,
+    random: u64,
+    /// The worst first. Each may have gone, or have been used, meanwhile.
+    worst: [Slot; REMEMBERED + 1],
+    remembered: usize,
+    /// Where the walk ahead of the evictions goes on.
+    ahead: usize,
+}
+
+/// Candidates in the order of their worth.
+struct Ranking {
+    found: [(u64, Slot); REMEMBERED + 1],
+    len: usize,
+}
+
+impl Ranking {
+    fn offer(&mut self, slot: Slot, worth: Option<u64>) {
+        let Some(worth) = worth else { return };
+        let found = &mut self.found[..(self.len + 1).min(REMEMBERED + 1)];
+        if found[..self.len.min(found.len())].iter().any(|(_, other)| *other == slot) {
+            return;
+        }
+        let at = found[..self.len].partition_point(|(other, _)| *other <= worth);
+        if at == found.len() {
+            return;
+        }
+        found.copy_within(at..found.len() - 1, at + 1);
+        found[at] = (worth, slot);
+        self.len = found.len();
+    }
+}
+
+impl Leaves {
+    /// None yet. The same seed gives the same choices.
+    pub const fn new(seed: u64) -> Self {
+        Self {
+            leaves: Vec::new(),
+            places: Vec::new(),
+            random: seed,
+            worst: [Slot(0); REMEMBERED + 1],
+            remembered: 0,
+            ahead: 0,
+        }
+    }
+
+    /// The slot is a leaf from now on. Panics if it was one already.
+    pub fn insert(&mut self, slot: Slot) {
+        let at = slot.0 as usize;
+        if at >= self.places.len() {
+            self.places.resize(at + 1, 0);
+        }
+        assert_eq!(self.places[at], 0, "{slot:?} is a leaf already");
+        self.leaves.push(slot);
+        self.places[at] = self.leaves.len() as u32;
+    }
+
+    /// The same for a slot that became a leaf because the last block behind it was evicted. It is as old as that one,
+    /// and likely to be next.
+    pub fn uncover(&mut self, slot: Slot) {
+        self.insert(slot);
+        let place = self.remembered.min(REMEMBERED);
+        self.worst[place] = slot;
+        self.remembered = place + 1;
+    }
+
+    /// The slot is no leaf any more; false if it was none.
+    pub fn remove(&mut self, slot: Slot) -> bool {
+        let Some(place) = self.places.get_mut(slot.0 as usize) else { return false };
+        let Some(at) = std::mem::take(place).checked_sub(1) else { return false };
+        self.leaves.swap_remove(at as usize);
+        if let Some(moved) = self.leaves.get(at as usize) {
+            self.places[moved.0 as usize] = at + 1;
+        }
+        true
+    }
+
+    /// Whether the slot is a leaf.
+    pub fn contains(&self, slot: Slot) -> bool {
+        self.places.get(slot.0 as usize).is_some_and(|place| *place > 0)
+    }
+
+    /// The leaf to evict. It stays in place. `worth` answers `None` for one that cannot go. `None`: no leaf of those
+    /// that were looked at can be evicted.
+    pub fn next(&mut self, worth: impl Fn(Slot) -> Option<u64>) -> Option<Slot> {
+        let mut ranking = Ranking { found: [(0, Slot(0)); REMEMBERED + 1], len: 0 };
+        for slot in self.worst[..self.remembered].iter().filter(|slot| self.contains(**slot)) {
+            ranking.offer(*slot, worth(*slot));
+        }
+        let rows = self.leaves.len().div_ceil(ROW);
+        for _ in 0..ROWS {
+            self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let first = below(mix(self.random), rows) * ROW;
+            for slot in self.leaves.iter().skip(first).take(ROW) {
+                ranking.offer(*slot, worth(*slot));
+            }
+        }
+        if ranking.len == 0 {
+            // All of these are in use. The leaves behind them come next, up to a bound.
+            let from = below(mix(self.random), rows) * ROW;
+            let round = self.leaves[from.min(self.leaves.len())..].iter().chain(&self.leaves);
+            return round.take(WALK_MAX).copied().find(|slot| worth(*slot).is_some());
+        }
+        // The chosen one as well: it may stay.
+        self.worst = ranking.found.map(|(_, slot)| slot);
+        self.remembered = ranking.len;
+        Some(self.worst[0])
+    }
+
+    /// One step of a walk over all leaves, over and over; `None` at its end.
+    pub fn ahead(&mut self) -> Option<Slot> {
+        let found = self.leaves.get(self.ahead).copied();
+        self.ahead = if found.is_some() { self.ahead + 1 } else { 0 };
+        found
+    }
+
+    /// How many there are.
+    pub const fn len(&self) -> usize {
+        self.leaves.len()
+    }
+
+    /// Whether there is none.
+    pub const fn is_empty(&self) -> bool {
+        self.leaves.is_empty()
+    }
+
+    /// Bytes of memory.
+    pub fn heap_bytes(&self) -> usize {
+        self.leaves.capacity() * size_of::<Slot>() + self.places.capacity() * size_of::<u32>()
+    }
+}
+
+/// A number below `end` from a random one; 0 if there is none.
+fn below(random: u64, end: usize) -> usize {
+    ((u128::from(random) * end as u128) >> 64) as usize
+}
