@@ -630,8 +630,8 @@ pub(crate) struct Replay {
         value_parser = crate::config::count
     )]
     pub(crate) capacity: Vec<u32>,
-    /// Which policies: fifo, lru, sieve, s3fifo, priority (heads of prefixes stay) or importance (what
-    /// was asked for often stays) [default: all]
+    /// Which policies: fifo, lru, sieve, s3fifo, priority (heads of prefixes stay), importance (what was
+    /// asked for often stays) or density (learned from the requests) [default: all]
     #[arg(long, value_name = "POLICY,…", value_delimiter = ',')]
     pub(crate) policy: Vec<Policy>,
     /// Tokens of a block in the trace

@@ -98,6 +98,7 @@ mod arena;
 mod atomic;
 #[cfg(not(loom))]
 mod cache;
+mod chains;
 mod claims;
 #[cfg(test)]
 #[cfg(not(loom))]

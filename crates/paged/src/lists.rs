@@ -14,14 +14,19 @@
 //!                 list is not waited for. Cleared by who evicts, who then puts the block at the young end
 //! ```
 //!
-//! What must stay true: a cached block is in a list, or the thread that released it is about to put it there.
+//! A pool that evicts by density keeps only blocks in its lists that no other block follows ([`crate::chains`]).
+//!
+//! What must stay true: a cached block is in a list, or the thread that released it is about to put it there, or it
+//! is followed by another one, and the thread that ends the last of those is to put it there.
 //! An entry for a block that lives another life by now does no harm: a reclaim asks the word, not the list.
 
 use crate::atomic::{Mutex, MutexGuard, Ordering};
+use crate::chains::{ByDensity, Chains};
 use crate::records::{Reclaimed, Records};
 use crate::{BlockId, Policy};
 use mooncrate_core::Slot;
 use mooncrate_core::evict::{EvictPolicy, Worth};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 /// Most lists. Each may need 8 bytes for every block.
@@ -52,7 +57,11 @@ struct List {
 
 /// The lists of one pool.
 #[derive(Debug)]
-pub(crate) struct Lists(Box<[List]>);
+pub(crate) struct Lists {
+    all: Box<[List]>,
+    /// Of a pool that evicts by density.
+    chains: Option<Arc<Chains>>,
+}
 
 /// What an eviction did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -78,6 +87,31 @@ impl Locked<'_> {
     }
 }
 
+impl Locked<'_> {
+    /// Puts a block into this list, unless it is in one.
+    fn enter(&mut self, records: &Records, block: BlockId) {
+        let (place, mine) = (records.list(block), self.at as u8 + 1);
+        loop {
+            let seen = place.load(Ordering::Relaxed);
+            if self.names(seen) {
+                return;
+            }
+            // Both as in [`Lists::enter`].
+            if seen & !USED != 0 {
+                if place.fetch_or(USED, Ordering::AcqRel) & !USED != 0 {
+                    return;
+                }
+            } else if place
+                .compare_exchange(seen, mine, Ordering::AcqRel, Ordering::Relaxed)
+                .is_ok()
+            {
+                self.policy.insert_as(Slot(block.0), worth(records, block));
+                return;
+            }
+        }
+    }
+}
+
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
         self.list.len.store(self.policy.len() as u32, Ordering::Relaxed);
@@ -97,27 +131,46 @@ pub(crate) struct Open<'a> {
 impl Lists {
     /// Empty lists for up to `blocks` blocks.
     pub(crate) fn new(blocks: u32, policy: Policy) -> Self {
-        Self::with((blocks as usize / BLOCKS_PER_LIST).clamp(1, LISTS_MAX), policy)
+        Self::with((blocks as usize / BLOCKS_PER_LIST).clamp(1, LISTS_MAX), blocks, policy)
     }
 
     /// So many empty lists.
-    pub(crate) fn with(lists: usize, policy: Policy) -> Self {
-        let list = || List {
-            policy: Mutex::new(policy.build()),
+    pub(crate) fn with(lists: usize, blocks: u32, policy: Policy) -> Self {
+        let chains = (policy == Policy::Density).then(|| Arc::new(Chains::new(blocks)));
+        let order = |seed: usize| match &chains {
+            Some(chains) => Box::new(ByDensity::new(Arc::clone(chains), seed as u64)),
+            None => policy.build().expect("all but density are built from nothing"),
+        };
+        let list = |seed| List {
+            policy: Mutex::new(order(seed)),
             len: AtomicU32::new(0),
             evicted: AtomicU64::new(0),
             turn: AtomicU32::new(0),
         };
-        Self((0..lists).map(|_| list()).collect())
+        Self { all: (1..=lists).map(list).collect(), chains }
+    }
+
+    /// A request ends that used these published blocks, each behind the one before it, and still holds them.
+    pub(crate) fn used<'a>(&'a self, records: &Records, table: &[BlockId], open: &mut Open<'a>) {
+        if let Some(chains) = &self.chains {
+            chains.used(records, table, |block| self.enter(records, block, open));
+        }
     }
 
     /// Begins a release by a thread at `seat`. Nothing is locked before the first block.
     pub(crate) fn open(&self, seat: usize) -> Open<'_> {
-        Open { own: seat % self.0.len(), list: None, busy: usize::MAX }
+        Open { own: seat % self.all.len(), list: None, busy: usize::MAX }
     }
 
     /// Puts a block that nobody uses into a list, or tells its list that it was used.
+    #[inline]
     pub(crate) fn keep<'a>(&'a self, records: &Records, block: BlockId, open: &mut Open<'a>) {
+        if self.chains.as_ref().is_none_or(|chains| !chains.is_still_followed(block)) {
+            self.enter(records, block, open);
+        }
+    }
+
+    fn enter<'a>(&'a self, records: &Records, block: BlockId, open: &mut Open<'a>) {
         let place = records.list(block);
         loop {
             let seen = place.load(Ordering::Relaxed);
@@ -174,8 +227,8 @@ impl Lists {
     /// Tells of blocks in the order of their eviction, at most about `most`. Each call goes on where the last
     /// one ended.
     pub(crate) fn ahead(&self, most: usize, mut tell: impl FnMut(BlockId)) {
-        let steps = most.div_ceil(self.0.len());
-        for list in &self.0 {
+        let steps = most.div_ceil(self.all.len());
+        for list in &self.all {
             let mut policy = list.policy.lock();
             for _ in 0..steps {
                 let Some((Slot(slot), spared)) = policy.ahead() else { break };
@@ -190,14 +243,14 @@ impl Lists {
     fn change<'a>(&'a self, open: &mut Open<'a>, at: usize) {
         // One lock at a time: two threads must not wait for each other's.
         open.list = None;
-        let list = &self.0[at];
+        let list = &self.all[at];
         let policy = if at == open.own { Some(list.policy.lock()) } else { list.policy.try_lock() };
         open.busy = if policy.is_none() { at } else { usize::MAX };
         open.list = policy.map(|policy| Locked { at, list, policy });
     }
 
     fn lock(&self, at: usize) -> Locked<'_> {
-        let list = &self.0[at];
+        let list = &self.all[at];
         Locked { at, list, policy: list.policy.lock() }
     }
 
@@ -217,21 +270,21 @@ impl Lists {
     /// Evicts cached blocks into the front of `out`, for a thread at `seat`. They belong to the caller, and
     /// are not free.
     pub(crate) fn evict(&self, records: &Records, seat: usize, out: &mut [BlockId]) -> Evicted {
-        let own = seat % self.0.len();
+        let own = seat % self.all.len();
         // The own list is nobody else's as a rule; but lists of idle threads must not grow old. Looking at
         // all of them costs a cache miss each, so it is done now and then.
-        let turn = self.0[own].turn.load(Ordering::Relaxed).wrapping_add(1);
-        self.0[own].turn.store(turn, Ordering::Relaxed);
+        let turn = self.all[own].turn.load(Ordering::Relaxed).wrapping_add(1);
+        self.all[own].turn.store(turn, Ordering::Relaxed);
         let looks = turn.is_multiple_of(LOOK_AROUND) || self.len(own) == 0;
         let mut evicted = Evicted::default();
         if !looks {
             self.evict_from(records, own, out, &mut evicted);
         }
-        for _ in 0..=self.0.len() {
+        for _ in 0..=self.all.len() {
             if evicted.blocks == out.len() {
                 break;
             }
-            let longest = (0..self.0.len()).max_by_key(|at| self.len(*at)).expect("a list");
+            let longest = (0..self.all.len()).max_by_key(|at| self.len(*at)).expect("a list");
             let at = if self.len(own) > self.len(longest) / 2 { own } else { longest };
             self.evict_from(records, at, out, &mut evicted);
         }
@@ -262,7 +315,7 @@ impl Lists {
                 records.prefetch_entry(block);
             }
             for block in victims {
-                if let Some(reclaimed) = end(records, block, &mut locked) {
+                if let Some(reclaimed) = self.end(records, block, &mut locked) {
                     evicted.named += u32::from(reclaimed.named);
                     if reclaimed.usable {
                         out[evicted.blocks] = block;
@@ -276,37 +329,46 @@ impl Lists {
         count.store(count.load(Ordering::Relaxed) + more, Ordering::Relaxed);
     }
 
+    /// Ends a block that was taken out of a list which is still locked. A block that was used since goes to the
+    /// young end instead; one that is in use, or followed by another, is in no list afterwards.
+    fn end(&self, records: &Records, block: BlockId, locked: &mut Locked<'_>) -> Option<Reclaimed> {
+        let place = records.list(block);
+        let seen = place.load(Ordering::Relaxed);
+        if seen & USED == 0 {
+            let followed = self.chains.as_ref().is_some_and(|chains| chains.is_followed(block));
+            if !followed && let Some(reclaimed) = records.reclaim(block) {
+                // A plain store: while we hold the lock others can only set the bit, and what they say was used
+                // has ended.
+                place.store(0, Ordering::Relaxed);
+                if let Some(before) = self.ended(records, block) {
+                    locked.enter(records, before);
+                }
+                return Some(reclaimed);
+            }
+            // AcqRel: pairs with those who set the bit in `enter`: either they see that the block is in no list,
+            // or this exchange fails.
+            if place.compare_exchange(seen, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+                return None;
+            }
+        }
+        place.fetch_and(!USED, Ordering::AcqRel);
+        locked.policy.insert_as(Slot(block.0), worth(records, block));
+        None
+    }
+
+    /// The caller has ended a block. The one before it, if that has to enter a list now.
+    pub(crate) fn ended(&self, records: &Records, block: BlockId) -> Option<BlockId> {
+        self.chains.as_ref()?.ended(records, block)
+    }
+
     fn len(&self, at: usize) -> usize {
-        self.0[at].len.load(Ordering::Relaxed) as usize
+        self.all[at].len.load(Ordering::Relaxed) as usize
     }
 
     /// Blocks that were evicted so far.
     pub(crate) fn evicted(&self) -> u64 {
-        self.0.iter().map(|list| list.evicted.load(Ordering::Relaxed)).sum()
+        self.all.iter().map(|list| list.evicted.load(Ordering::Relaxed)).sum()
     }
-}
-
-/// Ends a block that was taken out of a list which is still locked. A block that was used since goes to the
-/// young end instead; one that is in use is in no list afterwards.
-fn end(records: &Records, block: BlockId, locked: &mut Locked<'_>) -> Option<Reclaimed> {
-    let place = records.list(block);
-    let seen = place.load(Ordering::Relaxed);
-    if seen & USED == 0 {
-        if let Some(reclaimed) = records.reclaim(block) {
-            // A plain store: while we hold the lock others can only set the bit, and what they say was used
-            // has ended.
-            place.store(0, Ordering::Relaxed);
-            return Some(reclaimed);
-        }
-        // AcqRel: pairs with those who set the bit in `keep`: either they see that the block is in no list,
-        // or this exchange fails.
-        if place.compare_exchange(seen, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-            return None;
-        }
-    }
-    place.fetch_and(!USED, Ordering::AcqRel);
-    locked.policy.insert_as(Slot(block.0), worth(records, block));
-    None
 }
 
 /// What the eviction policy is told of a block.

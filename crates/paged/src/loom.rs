@@ -5,7 +5,7 @@
 
 use crate::alloc::Bits;
 use crate::hash::BlockHash;
-use crate::lists::{Evicted, Lists};
+use crate::lists::{Evicted, Lists, Open};
 use crate::records::{Records, Registered};
 use crate::{BlockId, Policy};
 use loom::cell::UnsafeCell;
@@ -165,7 +165,7 @@ struct Kept {
 impl Kept {
     /// The block has a name and one pin, and is in no list.
     fn new() -> Self {
-        let kept = Self { records: Records::new(1), lists: Lists::with(2, Policy::Lru) };
+        let kept = Self { records: Records::new(1), lists: Lists::with(2, 1, Policy::Lru) };
         kept.records.begin(BlockId(0));
         assert_eq!(kept.records.register(BlockId(0), NAME, 0), Registered::Named);
         kept
@@ -222,6 +222,67 @@ fn a_block_that_two_threads_release_is_in_one_list() {
         thread.join().unwrap();
         assert_eq!([kept.evict(0), kept.evict(1)].iter().sum::<usize>(), 1);
     });
+}
+
+/// Two blocks of a chain and two eviction lists, in a pool that evicts by density.
+struct Chain {
+    records: Records,
+    lists: Lists,
+}
+
+impl Chain {
+    const NAMES: [BlockHash; 2] = [BlockHash([7, 7]), BlockHash([8, 8])];
+
+    /// Both blocks have names, and are cached: the second one follows the first.
+    fn new() -> Self {
+        let chain = Self { records: Records::new(2), lists: Lists::with(2, 2, Policy::Density) };
+        for (block, name) in (0..).map(BlockId).zip(Self::NAMES) {
+            chain.records.begin(block);
+            assert_eq!(chain.records.register(block, name, 0), Registered::Named);
+        }
+        let mut open = chain.lists.open(0);
+        chain.lists.used(&chain.records, &[BlockId(0), BlockId(1)], &mut open);
+        chain.release(BlockId(1), &mut open);
+        chain.release(BlockId(0), &mut open);
+        drop(open);
+        chain
+    }
+
+    /// Gives up a pin, as the pool does.
+    fn release<'a>(&'a self, block: BlockId, open: &mut Open<'a>) {
+        if self.records.unpin(block) {
+            self.lists.keep(&self.records, block, open);
+        }
+    }
+
+    /// A request that finds one of the blocks, and uses it no further.
+    fn request(&self, name: BlockHash) {
+        if let Some((block, _)) = self.records.find(name) {
+            self.release(block, &mut self.lists.open(1));
+        }
+    }
+
+    /// How many blocks an eviction gets from a list.
+    fn evict(&self, list: usize) -> usize {
+        let (mut out, mut evicted) = ([BlockId::default(); 3], Evicted::default());
+        self.lists.evict_from(&self.records, list, &mut out, &mut evicted);
+        evicted.blocks
+    }
+}
+
+/// One of two blocks in a chain is used by a thread while another evicts both: each is evicted, or can be.
+#[test]
+fn a_chain_that_is_used_while_others_evict_can_be_evicted() {
+    for name in Chain::NAMES {
+        loom::model(move || {
+            let chain = Arc::new(Chain::new());
+            let other = Arc::clone(&chain);
+            let thread = thread::spawn(move || other.request(name));
+            let evicted = chain.evict(0);
+            thread.join().unwrap();
+            assert_eq!(evicted + chain.evict(0) + chain.evict(1) + chain.evict(0), 2);
+        });
+    }
 }
 
 /// A block in the pocket of a seat that runs while another thread needs it: one of them has it.

@@ -1,5 +1,5 @@
 //! Which block of the prefix cache is evicted next. The policies are those of `mooncrate_core::evict`; this
-//! names them, and adds the two that need a rank from the caller.
+//! names them, and adds two that need a rank from the caller, and one that needs to know what follows what.
 
 use mooncrate_core::evict::{EvictPolicy, PolicyKind, Ranked};
 use std::fmt;
@@ -21,12 +21,22 @@ pub enum Policy {
     /// The block with the lowest importance, a score that its caller gave; the least recently used of those
     /// within half a power of two.
     Importance,
+    /// The block with the lowest expected hits for the time that it stays, learned from all requests so far; only
+    /// blocks that no other cached block follows.
+    Density,
 }
 
 impl Policy {
     /// All of them.
-    pub const ALL: [Self; 6] =
-        [Self::Fifo, Self::Lru, Self::Sieve, Self::S3Fifo, Self::Priority, Self::Importance];
+    pub const ALL: [Self; 7] = [
+        Self::Fifo,
+        Self::Lru,
+        Self::Sieve,
+        Self::S3Fifo,
+        Self::Priority,
+        Self::Importance,
+        Self::Density,
+    ];
 
     /// Its name in configurations.
     pub const fn name(self) -> &'static str {
@@ -37,6 +47,7 @@ impl Policy {
             Self::S3Fifo => PolicyKind::S3Fifo.name(),
             Self::Priority => "priority",
             Self::Importance => "importance",
+            Self::Density => "density",
         }
     }
 
@@ -46,15 +57,17 @@ impl Policy {
     }
 
     /// A policy of this kind without candidates. The rank of a block is its priority, or
-    /// [`rank_of`](mooncrate_core::evict::rank_of) its importance.
-    pub fn build(self) -> Box<dyn EvictPolicy> {
-        match self {
-            Self::Fifo => PolicyKind::Fifo.build(),
-            Self::Lru => PolicyKind::Lru.build(),
-            Self::Sieve => PolicyKind::Sieve.build(),
-            Self::S3Fifo => PolicyKind::S3Fifo.build(),
-            Self::Priority | Self::Importance => Box::new(Ranked::new()),
-        }
+    /// [`rank_of`](mooncrate_core::evict::rank_of) its importance. `None` for density, which blocks alone do not make.
+    pub(crate) fn build(self) -> Option<Box<dyn EvictPolicy>> {
+        let kind = match self {
+            Self::Fifo => PolicyKind::Fifo,
+            Self::Lru => PolicyKind::Lru,
+            Self::Sieve => PolicyKind::Sieve,
+            Self::S3Fifo => PolicyKind::S3Fifo,
+            Self::Priority | Self::Importance => return Some(Box::new(Ranked::new())),
+            Self::Density => return None,
+        };
+        Some(kind.build())
     }
 }
 
@@ -67,7 +80,7 @@ impl fmt::Display for Policy {
 /// No policy has this name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "there is no eviction policy {0:?}; choose fifo, lru, sieve, s3fifo, priority or importance"
+    "there is no eviction policy {0:?}; choose fifo, lru, sieve, s3fifo, priority, importance or density"
 )]
 pub struct UnknownPolicy(pub String);
 
@@ -101,7 +114,7 @@ mod tests {
     #[test]
     fn ranked_policies_look_at_ranks_and_the_others_do_not() {
         for policy in Policy::ALL {
-            let mut order = policy.build();
+            let Some(mut order) = policy.build() else { continue };
             order.insert_as(Slot(0), Worth { key: 0, rank: 9 });
             order.insert_as(Slot(1), Worth { key: 1, rank: 2 });
             let first = order.victim();

@@ -315,6 +315,9 @@ impl Pool {
     fn release_as(&self, table: &mut [BlockId], used: bool) {
         let seat = seat();
         let mut open = self.lists.open(seat);
+        if used {
+            self.lists.used(&self.records, table, &mut open);
+        }
         let (mut freed, mut idle) = (table.len(), 0);
         for at in (0..table.len()).rev() {
             let block = table[at];
@@ -384,9 +387,12 @@ impl Pool {
 
     /// Ends a published block that nobody uses; the name of its bytes, if the caller has it now.
     fn ended(&self, block: BlockId) -> Option<BlockHash> {
-        let reclaimed = self.records.reclaim(block)?;
+        let (seat, reclaimed) = (seat(), self.records.reclaim(block)?);
         if reclaimed.named {
-            self.idle.add(seat(), -1);
+            self.idle.add(seat, -1);
+        }
+        if let Some(before) = self.lists.ended(&self.records, block) {
+            self.lists.keep(&self.records, before, &mut self.lists.open(seat));
         }
         reclaimed.usable.then_some(reclaimed.name)
     }
@@ -449,7 +455,8 @@ impl Pool {
             self.records.begin(*block);
             self.records.register(*block, *name, self.records.rank(*block));
         }
-        self.release(blocks);
+        // They are no request: one may have nothing to do with the next.
+        self.put_back(blocks);
     }
 
     /// Blocks that hold nothing.

@@ -257,6 +257,11 @@ impl Records {
         self.record(block).word.load().pins()
     }
 
+    /// The number of its life.
+    pub(crate) fn generation(&self, block: BlockId) -> u32 {
+        self.record(block).word.load().generation().0
+    }
+
     /// What the eviction policy is told of it.
     pub(crate) fn rank(&self, block: BlockId) -> u8 {
         self.record(block).rank.load(Ordering::Relaxed)

@@ -132,8 +132,11 @@ fn eight_threads_find_what_was_written() {
     let (small, small_bytes) = (Pool::new(300, 300, Policy::Sieve).unwrap(), Bytes::new(300));
     // Few blocks and many lists: threads release and evict the same blocks all the time.
     let (tight, tight_bytes) = (Pool::new(150, 40_000, Policy::Lru).unwrap(), Bytes::new(150));
-    let pools = [(&pool, &bytes), (&small, &small_bytes), (&tight, &tight_bytes)];
-    for ((pool, bytes), rounds) in pools.into_iter().zip([4_000, 4_000, 8_000]) {
+    let (linked, linked_bytes) =
+        (Pool::new(150, 40_000, Policy::Density).unwrap(), Bytes::new(150));
+    let pools =
+        [(&pool, &bytes), (&small, &small_bytes), (&tight, &tight_bytes), (&linked, &linked_bytes)];
+    for ((pool, bytes), rounds) in pools.into_iter().zip([4_000, 4_000, 8_000, 8_000]) {
         std::thread::scope(|scope| {
             for thread in 0..8 {
                 let identity = &identity;
@@ -222,6 +225,59 @@ fn what_is_told_to_be_evicted_next_is() {
         finish(&pool, &bytes, &used, held);
         empty(&pool);
     }
+}
+
+/// By density the walk ahead tells each leaf, and then what stands before it up to what others follow, too.
+#[test]
+fn what_is_told_ahead_by_density_is_each_chain_from_its_end() {
+    let identity = Identity::new("m", "", b"g", 0, b"");
+    let (pool, bytes) = (Pool::new(20, 20, Policy::Density).unwrap(), Bytes::new(20));
+    // Two blocks that all share, and three of each.
+    let prompts: Vec<_> = (0..4).map(|own| prompt(&identity, 0, 2, own, 5)).collect();
+    for hashes in &prompts {
+        let table = admit(&pool, &bytes, hashes).unwrap();
+        finish(&pool, &bytes, hashes, table);
+    }
+    let mut told = Vec::new();
+    pool.ahead(7, &mut told);
+    pool.ahead(7, &mut told);
+    let expected: Vec<_> = prompts.iter().flat_map(|own| own[2..].iter().rev().copied()).collect();
+    assert_eq!(told, expected);
+    // Without the others, what they shared goes with the last one.
+    assert_eq!(pool.evict(9), 9);
+    told.clear();
+    pool.ahead(20, &mut told);
+    let left = prompts.iter().find(|own| pool.count_prefix(own) == 5).expect("one is whole");
+    assert_eq!(told, left.iter().rev().copied().collect::<Vec<_>>());
+    assert_eq!(pool.evict(20), 5);
+}
+
+/// By density a block stays for as long as another one follows it: no cached block lies behind a gap.
+#[test]
+fn by_density_what_is_cached_is_a_set_of_prefixes() {
+    let identity = Identity::new("m", "", b"g", 0, b"");
+    let (pool, bytes) = (Pool::new(100, 100, Policy::Density).unwrap(), Bytes::new(100));
+    let (mut rng, mut prompts) = (Rng::new(11), BTreeMap::new());
+    let mut behind = 0;
+    for own in 0..3_000 {
+        let (family, shared) = (rng.below(4) as u32, rng.below(10) as usize);
+        let hashes = prompt(&identity, family, shared, own % 40, 1 + rng.below(20) as usize);
+        let table = admit(&pool, &bytes, &hashes).unwrap();
+        finish(&pool, &bytes, &hashes, table);
+        look(&pool, &bytes, rng.below(20) as usize);
+        prompts.insert(own % 40, hashes);
+        for hashes in prompts.values() {
+            let known = |name: &BlockHash| pool.count_prefix(&[*name]) == 1;
+            let found = pool.count_prefix(hashes);
+            behind += hashes[found..].iter().filter(|name| known(name)).count();
+        }
+    }
+    assert_eq!(behind, 0);
+    assert!(pool.evicted_blocks() > 1_000);
+    // What a smaller pool has no room for takes nothing else with it that cannot be freed.
+    pool.resize(60).unwrap();
+    pool.resize(100).unwrap();
+    empty(&pool);
 }
 
 /// A chain is evicted from its end: what is left of it is a prefix that can be found.

@@ -6,8 +6,7 @@ use crate::failure::Failure;
 use crate::render::{Output, bytes, counted, table};
 use mooncrate_paged::Policy;
 use mooncrate_paged::replay::{
-    Broken, Outcome, Plot, Series, Trace, TraceError, capacities, optimal, replay, replay_density,
-    replay_pool,
+    Broken, Outcome, Plot, Series, Trace, TraceError, capacities, optimal, replay, replay_pool,
 };
 use mooncrate_wire::clock::boottime;
 use serde_json::{Value, json};
@@ -57,9 +56,6 @@ pub(crate) fn run(args: &Replay, out: Output) -> Result<(), Failure> {
         if !policies[..at].contains(policy) {
             report.add(policy.name(), |trace, capacity| replay(trace, *policy, capacity));
         }
-    }
-    if args.policy.is_empty() {
-        report.add("density", replay_density);
     }
     if args.block_manager {
         let policy = args.policy.first().copied().unwrap_or(Policy::Lru);
@@ -256,7 +252,6 @@ mod tests {
         for policy in Policy::ALL {
             report.add(policy.name(), |trace, capacity| replay(trace, policy, capacity));
         }
-        report.add("density", replay_density);
         report.add(OPTIMAL, optimal);
         for line in &mut report.lines {
             line.took = Duration::from_millis(1);

@@ -37,10 +37,15 @@ pub(super) struct Bare {
 }
 
 impl Bare {
-    /// An empty cache for a trace of so many distinct blocks.
-    pub(super) fn new(kind: Policy, capacity: usize, distinct: u32) -> Self {
+    /// An empty cache under a policy of this kind, for a trace of so many distinct blocks.
+    pub(super) fn new(
+        policy: Box<dyn EvictPolicy>,
+        kind: Policy,
+        capacity: usize,
+        distinct: u32,
+    ) -> Self {
         let blocks = vec![Block::default(); distinct as usize];
-        let (ranks, policy) = (Ranks::new(kind, distinct), kind.build());
+        let ranks = Ranks::new(kind, distinct);
         Self { ranks, policy, capacity, cached: 0, blocks, request: 0 }
     }
 

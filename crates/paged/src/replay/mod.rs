@@ -79,14 +79,11 @@ impl Outcome {
 /// Replays a trace through an empty cache of so many blocks.
 pub fn replay(trace: &Trace, policy: Policy, capacity: u32) -> Outcome {
     assert!(capacity > 0, "a cache has at least one block");
-    drive(trace, &mut bare::Bare::new(policy, capacity as usize, trace.distinct()))
-}
-
-/// Replays a trace through an empty cache of so many blocks that evicts by learned density. Block managers do not
-/// have this policy yet.
-pub fn replay_density(trace: &Trace, capacity: u32) -> Outcome {
-    assert!(capacity > 0, "a cache has at least one block");
-    drive(trace, &mut density::ByDensity::new(capacity as usize, trace.distinct()))
+    let (capacity, distinct) = (capacity as usize, trace.distinct());
+    match policy.build() {
+        Some(order) => drive(trace, &mut bare::Bare::new(order, policy, capacity, distinct)),
+        None => drive(trace, &mut density::ByDensity::new(capacity, distinct)),
+    }
 }
 
 /// Replays a trace through an empty block manager of so many blocks: the code that engines use.

@@ -134,7 +134,7 @@ class PagedCache:
     model: whose KV it is, with all that changes the values: weights, revision, quantisation.
     shard: which part of the model's KV it is: a `mooncrate.paged.Shard`. An engine that is not split, and shares
         blocks with nobody, needs none.
-    policy: which cached blocks go first: "lru", "fifo", "sieve", "s3fifo", "priority" or "importance".
+    policy: which cached blocks go first: "lru", "fifo", "sieve", "s3fifo", "priority", "importance" or "density".
     prefix_caching: whether sequences that begin with the same tokens share blocks.
     memory: "host"; "pinned", host memory that GPUs copy from and to at the speed of the link; or "cuda", memory
         of a GPU. Pinned and GPU memory is taken at once for `blocks_max` blocks. Both need NVIDIA's driver

@@ -14,7 +14,7 @@ const REMEMBERED: usize = 16;
 /// Leaves in no order, and how one is chosen.
 #[derive(Debug)]
 pub struct Leaves {
-    leaves: Vec<Slot>,
+    slots: Vec<Slot>,
     /// By slot: its place among the leaves, counted from 1; 0 for none.
     places: Vec<u32>,
     random: u64,
@@ -52,7 +52,7 @@ impl Leaves {
     /// None yet. The same seed gives the same choices.
     pub const fn new(seed: u64) -> Self {
         Self {
-            leaves: Vec::new(),
+            slots: Vec::new(),
             places: Vec::new(),
             random: seed,
             worst: [Slot(0); REMEMBERED + 1],
@@ -68,8 +68,8 @@ impl Leaves {
             self.places.resize(at + 1, 0);
         }
         assert_eq!(self.places[at], 0, "{slot:?} is a leaf already");
-        self.leaves.push(slot);
-        self.places[at] = self.leaves.len() as u32;
+        self.slots.push(slot);
+        self.places[at] = self.slots.len() as u32;
     }
 
     /// The same for a slot that became a leaf because the last block behind it was evicted. It is as old as that one,
@@ -85,8 +85,8 @@ impl Leaves {
     pub fn remove(&mut self, slot: Slot) -> bool {
         let Some(place) = self.places.get_mut(slot.0 as usize) else { return false };
         let Some(at) = std::mem::take(place).checked_sub(1) else { return false };
-        self.leaves.swap_remove(at as usize);
-        if let Some(moved) = self.leaves.get(at as usize) {
+        self.slots.swap_remove(at as usize);
+        if let Some(moved) = self.slots.get(at as usize) {
             self.places[moved.0 as usize] = at + 1;
         }
         true
@@ -104,18 +104,18 @@ impl Leaves {
         for slot in self.worst[..self.remembered].iter().filter(|slot| self.contains(**slot)) {
             ranking.offer(*slot, worth(*slot));
         }
-        let rows = self.leaves.len().div_ceil(ROW);
+        let rows = self.slots.len().div_ceil(ROW);
         for _ in 0..ROWS {
             self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
             let first = below(mix(self.random), rows) * ROW;
-            for slot in self.leaves.iter().skip(first).take(ROW) {
+            for slot in self.slots.iter().skip(first).take(ROW) {
                 ranking.offer(*slot, worth(*slot));
             }
         }
         if ranking.len == 0 {
             // All of these are in use. The leaves behind them come next, up to a bound.
             let from = below(mix(self.random), rows) * ROW;
-            let round = self.leaves[from.min(self.leaves.len())..].iter().chain(&self.leaves);
+            let round = self.slots[from.min(self.slots.len())..].iter().chain(&self.slots);
             return round.take(WALK_MAX).copied().find(|slot| worth(*slot).is_some());
         }
         // The chosen one as well: it may stay.
@@ -126,24 +126,24 @@ impl Leaves {
 
     /// One step of a walk over all leaves, over and over; `None` at its end.
     pub fn ahead(&mut self) -> Option<Slot> {
-        let found = self.leaves.get(self.ahead).copied();
+        let found = self.slots.get(self.ahead).copied();
         self.ahead = if found.is_some() { self.ahead + 1 } else { 0 };
         found
     }
 
     /// How many there are.
     pub const fn len(&self) -> usize {
-        self.leaves.len()
+        self.slots.len()
     }
 
     /// Whether there is none.
     pub const fn is_empty(&self) -> bool {
-        self.leaves.is_empty()
+        self.slots.is_empty()
     }
 
     /// Bytes of memory.
     pub fn heap_bytes(&self) -> usize {
-        self.leaves.capacity() * size_of::<Slot>() + self.places.capacity() * size_of::<u32>()
+        self.slots.capacity() * size_of::<Slot>() + self.places.capacity() * size_of::<u32>()
     }
 }
 

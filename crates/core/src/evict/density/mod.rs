@@ -79,9 +79,9 @@ type Table = Box<[[f32; BINS]]>;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage(u32);
 
-/// How many requests the clock of a cache of so many blocks counts as one.
+/// How many requests the clock of a cache of so many blocks counts as one: a power of two.
 pub const fn requests_per_step(blocks: u64) -> u64 {
-    blocks.div_ceil(BLOCKS_PER_STEP) + (blocks == 0) as u64
+    blocks.div_ceil(BLOCKS_PER_STEP).next_power_of_two()
 }
 
 impl Usage {
@@ -117,8 +117,8 @@ impl Usage {
         (u32::BITS - self.uses().leading_zeros()) as usize * PLACES + (self.0 & 15) as usize
     }
 
-    /// Requests since the last use.
-    const fn age(self, now: u32) -> u32 {
+    /// Steps of the clock since the last use.
+    pub const fn age(self, now: u32) -> u32 {
         now.wrapping_sub(self.last()) & AGE_MASK
     }
 }

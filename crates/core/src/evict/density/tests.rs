@@ -164,7 +164,7 @@ fn a_key_outside_the_sample_needs_nobody_to_be_told() {
 
 #[test]
 fn a_step_of_the_clock_is_a_request_unless_the_cache_is_large() {
-    assert_eq!([0, 1, 1 << 17, 1 << 20, 3 << 20].map(requests_per_step), [1, 1, 1, 8, 24]);
+    assert_eq!([0, 1, 1 << 17, 1 << 20, 3 << 20].map(requests_per_step), [1, 1, 1, 8, 32]);
 }
 
 fn leaves(count: u32) -> Leaves {

@@ -1,0 +1,236 @@
+//! Which block follows which, and how each was used: what a pool needs to evict by learned density
+//! ([`mooncrate_core::evict::Density`]). Other policies have none of this.
+//!
+//! ```text
+//! request   b7 ◄── b3 ◄── b9        each named block of a table follows the one before it
+//!                    ▲
+//! another            └── b4         b3 has two followers; b9 and b4 have none: these two can be evicted
+//! ```
+//!
+//! Only blocks without followers are in an eviction list ([`crate::lists`]). A block with followers enters one when
+//! the last of them goes: whoever takes its number of followers to 0 puts it there, used or not.
+//!
+//! What must stay true: links are made while both blocks are pinned, so the block that is followed cannot end
+//! meanwhile. A link names the generation of the block that it follows. Where a reclaim and a new follower meet, the
+//! block may end although it has that follower, whose link is then of an earlier life and says nothing any more: the
+//! follower is evicted like any other block, and a prefix that is asked for ends before it.
+
+use crate::BlockId;
+use crate::atomic::{AtomicU32, AtomicU64, Mutex, Ordering};
+use crate::large;
+use crate::records::Records;
+use mooncrate_core::Slot;
+use mooncrate_core::evict::{Density, EvictPolicy, Learned, Leaves, Usage, Use, requests_per_step};
+use std::sync::Arc;
+
+/// One block. All of it is empty between two lives.
+#[derive(Debug)]
+#[repr(align(16))]
+struct Link {
+    /// The bits of its [`Usage`]; 0: not used yet.
+    usage: AtomicU32,
+    /// Blocks that follow it.
+    followers: AtomicU32,
+    /// The block that it follows: generation:32 | block + 1:32; 0: none.
+    before: AtomicU64,
+}
+
+/// All blocks of a pool.
+#[derive(Debug)]
+pub(crate) struct Chains {
+    links: Box<[Link]>,
+    learned: Arc<Learned>,
+    density: Mutex<Density>,
+    /// Requests that have ended, and how many of them are one step of the clock, as a power of two.
+    requests: AtomicU64,
+    step: u32,
+}
+
+impl Chains {
+    /// For up to so many blocks.
+    pub(crate) fn new(blocks: u32) -> Self {
+        let link = || Link {
+            usage: AtomicU32::new(0),
+            followers: AtomicU32::new(0),
+            before: AtomicU64::new(0),
+        };
+        let density = Density::new(blocks.into());
+        Self {
+            links: large::table(blocks as usize, link),
+            learned: Arc::clone(density.learned()),
+            density: Mutex::new(density),
+            requests: AtomicU64::new(0),
+            step: requests_per_step(blocks.into()).trailing_zeros(),
+        }
+    }
+
+    fn link(&self, block: BlockId) -> &Link {
+        &self.links[block.0 as usize]
+    }
+
+    /// The time, in steps. The first request ends at 1, so that no usage is 0.
+    fn clock(&self, requests: u64) -> u32 {
+        (requests >> self.step) as u32 + 1
+    }
+
+    fn now(&self) -> u32 {
+        self.clock(self.requests.load(Ordering::Relaxed))
+    }
+
+    /// Whether another block follows this one, a moment ago at least.
+    #[inline]
+    pub(crate) fn is_followed(&self, block: BlockId) -> bool {
+        self.link(block).followers.load(Ordering::Relaxed) > 0
+    }
+
+    /// The same for a thread that has just given up its pin of the block. If it is told of a follower, the thread that
+    /// ends that one sees that the pin is gone.
+    #[inline]
+    pub(crate) fn is_still_followed(&self, block: BlockId) -> bool {
+        // An exchange, not a load: it comes before the one in `unfollow`, which then acquires what we did before; or
+        // after it, and reads what that one left.
+        self.link(block).followers.fetch_add(0, Ordering::AcqRel) > 0
+    }
+
+    /// A request ends, which used these published blocks, each behind the one before it. The caller still holds all
+    /// of them. `uncovered` is told of blocks that are not followed any more.
+    pub(crate) fn used(
+        &self,
+        records: &Records,
+        table: &[BlockId],
+        mut uncovered: impl FnMut(BlockId),
+    ) {
+        let now = self.clock(self.requests.fetch_add(1, Ordering::Relaxed));
+        let (mut density, mut before) = (None, 0);
+        for (depth, block) in table.iter().enumerate() {
+            // One without a name is this sequence's alone: nobody finds what is behind it by way of it.
+            if !records.named(*block) {
+                before = 0;
+                continue;
+            }
+            let link = self.link(*block);
+            if link.before.load(Ordering::Relaxed) != before {
+                self.follow(records, *block, before).into_iter().for_each(&mut uncovered);
+            }
+            let known = link.usage.load(Ordering::Relaxed);
+            let known = (known != 0).then(|| Usage::from_bits(known));
+            let of = Use { key: records.hash(*block).0[0], depth, blocks: table.len(), now };
+            let usage = self.learned.touch(&of, known).unwrap_or_else(|| {
+                density.get_or_insert_with(|| self.density.lock()).touch(of, known)
+            });
+            // Of two requests that end at the same time one may be lost.
+            link.usage.store(usage.to_bits(), Ordering::Relaxed);
+            before = u64::from(records.generation(*block)) << 32 | u64::from(block.0 + 1);
+        }
+    }
+
+    /// Makes a block follow another one. Whether the one that it followed before is not followed any more.
+    fn follow(&self, records: &Records, block: BlockId, before: u64) -> Option<BlockId> {
+        if let Some((other, _)) = parts(before) {
+            self.link(other).followers.fetch_add(1, Ordering::AcqRel);
+        }
+        // Of two threads that do the same each counts, and the second takes one of the two back.
+        self.unfollow(records, self.link(block).before.swap(before, Ordering::AcqRel))
+    }
+
+    /// A link is gone; the block that it named, if that one is not followed any more.
+    fn unfollow(&self, records: &Records, before: u64) -> Option<BlockId> {
+        let (other, generation) = parts(before)?;
+        if records.generation(other) != generation {
+            return None;
+        }
+        let less = |followers: u32| followers.checked_sub(1);
+        let followers = &self.link(other).followers;
+        let was = followers.fetch_update(Ordering::AcqRel, Ordering::Acquire, less);
+        (was == Ok(1)).then_some(other)
+    }
+
+    /// The caller has ended a block; the one before it, if that is not followed any more.
+    pub(crate) fn ended(&self, records: &Records, block: BlockId) -> Option<BlockId> {
+        let link = self.link(block);
+        link.usage.store(0, Ordering::Relaxed);
+        link.followers.store(0, Ordering::Relaxed);
+        self.unfollow(records, link.before.swap(0, Ordering::AcqRel))
+    }
+
+    /// The block before this one, if this one is all that follows it. A hint.
+    fn alone_behind(&self, block: BlockId) -> Option<BlockId> {
+        let (before, _) = parts(self.link(block).before.load(Ordering::Relaxed))?;
+        (self.link(before).followers.load(Ordering::Relaxed) == 1).then_some(before)
+    }
+
+    fn usage(&self, slot: Slot) -> Usage {
+        Usage::from_bits(self.link(BlockId(slot.0)).usage.load(Ordering::Relaxed))
+    }
+}
+
+/// The block of a link, and the generation of it.
+fn parts(before: u64) -> Option<(BlockId, u32)> {
+    let block = (before as u32).checked_sub(1)?;
+    Some((BlockId(block), (before >> 32) as u32))
+}
+
+/// The order of one eviction list: by density.
+#[derive(Debug)]
+pub(crate) struct ByDensity {
+    chains: Arc<Chains>,
+    leaves: Leaves,
+    /// The last block of the walk ahead.
+    told: Option<BlockId>,
+}
+
+impl ByDensity {
+    /// No blocks yet. The same seed gives the same choices.
+    pub(crate) const fn new(chains: Arc<Chains>, seed: u64) -> Self {
+        Self { chains, leaves: Leaves::new(seed), told: None }
+    }
+}
+
+impl EvictPolicy for ByDensity {
+    fn insert(&mut self, slot: Slot) {
+        if self.chains.usage(slot).age(self.chains.now()) == 0 {
+            self.leaves.insert(slot);
+        } else {
+            // Not used just now: what followed it was evicted.
+            self.leaves.uncover(slot);
+        }
+    }
+
+    fn touch(&mut self, _: Slot) {}
+
+    fn remove(&mut self, slot: Slot) -> bool {
+        self.leaves.remove(slot)
+    }
+
+    fn next(&mut self) -> Option<Slot> {
+        let (chains, now) = (&self.chains, self.chains.now());
+        self.leaves.next(|slot| {
+            // One that is followed by now comes first: it leaves the list, and stays.
+            let followed = chains.is_followed(BlockId(slot.0));
+            Some(if followed { 0 } else { chains.learned.worth(chains.usage(slot), now) })
+        })
+    }
+
+    /// One at a time: with each of them the one before it may become the worst.
+    fn victims(&mut self, out: &mut [Slot]) -> usize {
+        let Some(place) = out.first_mut() else { return 0 };
+        let victim = self.victim();
+        *place = victim.unwrap_or(*place);
+        usize::from(victim.is_some())
+    }
+
+    /// Each leaf, and then what would go after it, back to the first block that others follow, too.
+    fn ahead(&mut self) -> Option<(Slot, bool)> {
+        let before = self.told.and_then(|told| self.chains.alone_behind(told));
+        self.told = before.or_else(|| self.leaves.ahead().map(|slot| BlockId(slot.0)));
+        Some((Slot(self.told?.0), false))
+    }
+
+    fn len(&self) -> usize {
+        self.leaves.len()
+    }
+
+    fn heap_bytes(&self) -> usize {
+        self.leaves.heap_bytes()
+    }
+}
