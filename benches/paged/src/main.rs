@@ -7,9 +7,10 @@
 mod ours;
 mod theirs;
 
+use mooncrate_paged::{Policy, Pool};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::hint::black_box;
-use std::sync::Barrier;
+use std::sync::{Arc, Barrier};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -204,6 +205,32 @@ fn growth() {
     println!("Naming a block of 16 tokens (keyed BLAKE3, 128 bits): {:.0} ns", naming.ns);
 }
 
+/// What a policy costs: the same calls on pools of each.
+fn policies(threads_list: &[usize]) {
+    println!("\n| ns per block | blocks | threads | lru | density | more |\n|---|---:|---:|---:|---:|---:|");
+    type Make = fn(&Arc<Pool>, u32) -> Work<'static>;
+    let rows: [(&str, Make); 2] = [
+        ("match + release of 128", |pool, thread| ours::matched(pool, thread)),
+        ("allocate + register + release of 128, evicting", |pool, thread| {
+            ours::register(pool, thread, PREFIX)
+        }),
+    ];
+    for blocks in [4_096, BLOCKS, 2_097_152] {
+        for &threads in threads_list {
+            for (what, make) in rows {
+                let [lru, density] = [Policy::Lru, Policy::Density].map(|policy| {
+                    let pool = ours::pool_by(policy, blocks);
+                    time(threads, |thread| make(&pool, thread as u32)).ns
+                });
+                println!(
+                    "| {what} | {blocks} | {threads} | {lru:.1} | {density:.1} | {:.1} |",
+                    density - lru
+                );
+            }
+        }
+    }
+}
+
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let threads: Vec<usize> = match &arguments[..] {
@@ -212,5 +239,6 @@ fn main() {
         _ => panic!("usage: bench-paged [THREADS,…]"),
     };
     beside(&threads);
+    policies(&threads);
     growth();
 }

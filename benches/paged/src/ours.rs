@@ -11,7 +11,11 @@ pub fn allocator(blocks: u32) -> Arc<Allocator> {
 }
 
 pub fn pool(blocks: u32) -> Arc<Pool> {
-    Arc::new(Pool::new(blocks, blocks, Policy::Lru).expect("a size"))
+    pool_by(Policy::Lru, blocks)
+}
+
+pub fn pool_by(policy: Policy, blocks: u32) -> Arc<Pool> {
+    Arc::new(Pool::new(blocks, blocks, policy).expect("a size"))
 }
 
 pub fn allocate(allocator: &Arc<Allocator>, count: usize) -> Work<'static> {
