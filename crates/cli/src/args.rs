@@ -3,10 +3,10 @@
 
 mod given;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{ArgGroup, Args, Parser, Subcommand};
 use mooncrate_core::ids::{BadTenant, TenantId};
 use mooncrate_paged::Policy;
-use mooncrate_paged::replay::{BLOCK_TOKENS, BYTES_PER_TOKEN};
+use mooncrate_paged::replay::{BLOCK_TOKENS, BYTES_PER_TOKEN, Load};
 use mooncrate_wire::Role;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -102,7 +102,7 @@ pub(crate) enum Command {
     Quota(Quota),
     /// Measure puts and gets against a running cluster
     Bench(Bench),
-    /// Show what eviction policies would find of a request trace, beside the best possible
+    /// Show what eviction policies find of a trace or a generated load, beside the best possible
     Replay(Replay),
     /// Say what this machine offers, and what to change
     Doctor(Doctor),
@@ -614,14 +614,33 @@ pub(crate) struct Bench {
     pub(crate) client: ClientFlags,
 }
 
+/// The generated loads that `replay --load` names.
+#[derive(Clone, Debug)]
+pub(crate) struct Loads(pub(crate) Vec<Load>);
+
+fn loads(name: &str) -> Result<Loads, String> {
+    if name == "all" {
+        return Ok(Loads(Load::ALL.to_vec()));
+    }
+    name.parse().map(|load| Loads(vec![load])).map_err(|unknown| format!("{unknown}, or all"))
+}
+
 /// `replay`.
 #[derive(Debug, Args)]
+#[command(group = ArgGroup::new("requests").args(["trace", "load"]).required(true))]
 pub(crate) struct Replay {
     #[arg(
         value_name = "TRACE",
         help = "The trace: JSON lines with timestamp, input_length, output_length and hash_ids"
     )]
-    pub(crate) trace: PathBuf,
+    pub(crate) trace: Option<PathBuf>,
+    /// Instead of a trace, a generated load: scans, loop, shift, flood, zipf, turns, agents, rag or mixed; all: one
+    /// table for each
+    #[arg(long, value_name = "NAME", value_parser = loads)]
+    pub(crate) load: Option<Loads>,
+    /// Which requests a generated load has: the same seed, the same requests
+    #[arg(long, value_name = "NUMBER", default_value_t = 1, conflicts_with = "trace")]
+    pub(crate) seed: u64,
     /// Sizes of the cache in blocks [default: powers of two, up to all blocks of the trace]
     #[arg(
         long,
@@ -651,7 +670,7 @@ pub(crate) struct Replay {
     )]
     pub(crate) bytes_per_token: u64,
     /// Leave lines out that are no requests, and say how many there were
-    #[arg(long)]
+    #[arg(long, conflicts_with = "load")]
     pub(crate) skip_broken: bool,
     /// Replay through the block manager, too, with the first of the policies, or lru
     #[arg(long)]

@@ -97,6 +97,11 @@ fn wrong_arguments_are_refused() {
         ("mooncrate replay t --policy lru,mru", ErrorKind::ValueValidation),
         ("mooncrate replay t --block-tokens 0", ErrorKind::ValueValidation),
         ("mooncrate replay t --bytes-per-token 0", ErrorKind::ValueValidation),
+        ("mooncrate replay t --load loop", ErrorKind::ArgumentConflict),
+        ("mooncrate replay --load burst", ErrorKind::ValueValidation),
+        ("mooncrate replay --load loop --seed -1", ErrorKind::UnknownArgument),
+        ("mooncrate replay --load loop --skip-broken", ErrorKind::ArgumentConflict),
+        ("mooncrate replay t --seed 2", ErrorKind::ArgumentConflict),
     ] {
         assert_eq!(parse(line).unwrap_err().kind(), kind, "{line}");
     }

@@ -356,9 +356,12 @@ impl Output {
         print(&format!("{sentence}\n\n{}", table(&COLUMNS, &right, rows).trim_fmt()))
     }
 
-    /// What policies found of a trace.
-    pub(crate) fn replay(self, report: &Report) -> Result<(), Failure> {
-        if self.json { print_json(&report.json()) } else { print(&report.screen()) }
+    /// What policies found of each trace: a line of JSON, or a screen.
+    pub(crate) fn replays(self, reports: &[Report]) -> Result<(), Failure> {
+        if self.json {
+            return reports.iter().try_for_each(|report| print_json(&report.json()));
+        }
+        print(&reports.iter().map(Report::screen).collect::<Vec<_>>().join("\n\n\n"))
     }
 
     /// Something that stops nothing, in one line on stderr.

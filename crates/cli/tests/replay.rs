@@ -1,5 +1,5 @@
-//! `mooncrate replay` on the first requests of a published trace: the table, JSON, the picture, and what it
-//! says about files that are no traces.
+//! `mooncrate replay` on the first requests of a published trace and on generated loads: the table, JSON, the
+//! picture, and what it says about files that are no traces.
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail where they stand")]
 
 #[expect(dead_code, reason = "each test binary uses a part of it")]
@@ -60,6 +60,40 @@ fn sizes_policies_and_geometry_are_chosen_by_flags() {
         "445 and 676 of 8490 blocks: {text}"
     );
     assert!(text.contains("LRU  S3FIFO  OPTIMAL"), "{text}");
+}
+
+/// A generated load needs no file; the same seed gives the same figures.
+#[test]
+fn a_load_is_generated_from_its_name_and_seed() {
+    let folder = tempfile::tempdir().unwrap();
+    let here = folder.path();
+    let flags = ["--policy", "lru", "--capacity", "4000,8000"];
+    let replay = |more: &[&str]| run(here, &[&["replay", "--load"], more, &flags].concat());
+    let told = replay(&["loop", "--seed", "2", "--json"]).json();
+    assert_eq!((&told["trace"], &told["seed"]), (&"loop".into(), &2.into()));
+    let hits: Vec<_> = rows_of(&told, "lru").iter().map(|row| row["hits"].as_u64()).collect();
+    assert_eq!(hits, [Some(0), Some(144_000 - 5_040)], "all or nothing of 5,040 blocks");
+    let text = replay(&["loop"]).good();
+    assert!(text.starts_with("loop, seed 1: 12000 requests, 144000 blocks"), "{text}");
+
+    let lines = replay(&["all", "--json"]).good();
+    let names = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let names: Vec<String> = names.map(|told| told["trace"].as_str().unwrap().into()).collect();
+    let all = ["scans", "loop", "shift", "flood", "zipf", "turns", "agents", "rag", "mixed"];
+    assert_eq!(names, all);
+
+    for (args, words) in [
+        (&["replay", "--load", "burst"][..], &["scans, loop", "rag or mixed, or all"][..]),
+        (&["replay", "--load", "all", "--svg", "plot.svg"], &["one load", "--load NAME"]),
+        (&["replay"], &["<TRACE|--load <NAME>>"]),
+        (&["replay", SAMPLE, "--load", "loop"], &["cannot be used with", "--load"]),
+    ] {
+        let said = run(here, args);
+        assert_eq!((said.code, said.text().as_str()), (Some(2), ""), "{args:?}: {}", said.err);
+        for word in words {
+            assert!(said.err.contains(word), "{word} is not in {}", said.err);
+        }
+    }
 }
 
 /// What cannot be read is named with the next step, nothing is printed, and no picture is drawn.

@@ -1,7 +1,7 @@
-//! `replay`: what each eviction policy finds of a request trace, by size of the cache, beside the best that
-//! is possible. Needs no cluster.
+//! `replay`: what each eviction policy finds of a request trace or a generated load, by size of the cache, beside
+//! the best that is possible. Needs no cluster.
 
-use crate::args::Replay;
+use crate::args::{Loads, Replay};
 use crate::failure::Failure;
 use crate::render::{Output, bytes, counted, table};
 use mooncrate_paged::Policy;
@@ -28,11 +28,13 @@ struct Line {
     took: Duration,
 }
 
-/// All that was found out.
+/// All that was found out about one trace.
 #[derive(Debug)]
 pub(crate) struct Report {
-    /// The name of the trace's file.
+    /// The name of the trace's file, or of the load.
     name: String,
+    /// The seed of a generated load.
+    seed: Option<u64>,
     trace: Trace,
     bytes_per_token: u64,
     capacities: Vec<u32>,
@@ -41,34 +43,30 @@ pub(crate) struct Report {
 }
 
 pub(crate) fn run(args: &Replay, out: Output) -> Result<(), Failure> {
-    let broken = if args.skip_broken { Broken::Skip } else { Broken::Refuse };
-    let trace = read(&args.trace, args.block_tokens, broken)?;
-    let name = args.trace.file_name().unwrap_or(args.trace.as_os_str());
-    let mut report = Report {
-        name: name.to_string_lossy().into_owned(),
-        capacities: chosen(&args.capacity, &trace),
-        trace,
-        bytes_per_token: args.bytes_per_token,
-        lines: Vec::new(),
-    };
-    let policies = if args.policy.is_empty() { &Policy::ALL[..] } else { &args.policy };
-    for (at, policy) in policies.iter().enumerate() {
-        if !policies[..at].contains(policy) {
-            report.add(policy.name(), |trace, capacity| replay(trace, *policy, capacity));
+    let mut reports = Vec::new();
+    if let Some(file) = &args.trace {
+        let broken = if args.skip_broken { Broken::Skip } else { Broken::Refuse };
+        let trace = read(file, args.block_tokens, broken)?;
+        let name = file.file_name().unwrap_or(file.as_os_str());
+        reports.push(Report::new(args, name.to_string_lossy().into_owned(), None, trace));
+    }
+    if let Some(Loads(loads)) = &args.load {
+        if let (Some(file), true) = (&args.svg, loads.len() > 1) {
+            let message = format!("{} shows one load, not {}", file.display(), loads.len());
+            return Err(Failure::usage(message).hint("draw each with --load NAME --svg FILE"));
+        }
+        for load in loads {
+            let trace = load.trace(args.seed, args.block_tokens);
+            reports.push(Report::new(args, load.to_string(), Some(args.seed), trace));
         }
     }
-    if args.block_manager {
-        let policy = args.policy.first().copied().unwrap_or(Policy::Lru);
-        report.add("manager", |trace, capacity| replay_pool(trace, policy, capacity));
-    }
-    report.add(OPTIMAL, optimal);
-    if let Some(file) = &args.svg {
+    if let (Some(file), [report]) = (&args.svg, &reports[..]) {
         std::fs::write(file, report.plot().svg()).map_err(|error| {
             Failure::failed(format!("cannot write the plot to {}: {error}", file.display()))
                 .hint("--svg FILE names a file in a folder that exists and may be written")
         })?;
     }
-    out.replay(&report)
+    out.replays(&reports)
 }
 
 fn read(path: &Path, block_tokens: u32, broken: Broken) -> Result<Trace, Failure> {
@@ -104,6 +102,33 @@ fn chosen(given: &[u32], trace: &Trace) -> Vec<u32> {
 
 #[expect(clippy::cast_precision_loss, reason = "figures for people")]
 impl Report {
+    /// Replays the trace through all policies that were asked for.
+    fn new(args: &Replay, name: String, seed: Option<u64>, trace: Trace) -> Self {
+        let capacities = chosen(&args.capacity, &trace);
+        let bytes_per_token = args.bytes_per_token;
+        let mut report = Self { name, seed, trace, bytes_per_token, capacities, lines: Vec::new() };
+        let policies = if args.policy.is_empty() { &Policy::ALL[..] } else { &args.policy };
+        for (at, policy) in policies.iter().enumerate() {
+            if !policies[..at].contains(policy) {
+                report.add(policy.name(), |trace, capacity| replay(trace, *policy, capacity));
+            }
+        }
+        if args.block_manager {
+            let policy = args.policy.first().copied().unwrap_or(Policy::Lru);
+            report.add("manager", |trace, capacity| replay_pool(trace, policy, capacity));
+        }
+        report.add(OPTIMAL, optimal);
+        report
+    }
+
+    /// The name, and the seed if there is one.
+    fn title(&self) -> String {
+        match self.seed {
+            Some(seed) => format!("{}, seed {seed}", self.name),
+            None => self.name.clone(),
+        }
+    }
+
     fn add(&mut self, name: &'static str, find: impl Fn(&Trace, u32) -> Outcome) {
         let before = boottime();
         let outcomes = self.capacities.iter().map(|size| find(&self.trace, *size)).collect();
@@ -141,6 +166,7 @@ impl Report {
         });
         json!({
             "trace": self.name,
+            "seed": self.seed,
             "requests": self.trace.len(),
             "skipped_lines": self.trace.skipped(),
             "blocks": self.trace.blocks().len(),
@@ -156,8 +182,9 @@ impl Report {
     /// For people.
     pub(crate) fn screen(&self) -> String {
         let trace = &self.trace;
+        let load = self.seed.map(|_| format!("{}: ", self.title())).unwrap_or_default();
         let mut screen = format!(
-            "{}, {} of {} tokens, {} distinct; {:.1} million tokens in; {} of KV cache per token",
+            "{load}{}, {} of {} tokens, {} distinct; {:.1} million tokens in; {} of KV cache per token",
             counted(trace.len() as u64, "request"),
             counted(trace.blocks().len() as u64, "block"),
             trace.block_tokens(),
@@ -213,7 +240,7 @@ impl Report {
             title: "Prefix cache: hit rate by size and eviction policy".to_owned(),
             subtitle: format!(
                 "{}: {} requests, {} blocks, {} distinct",
-                self.name,
+                self.title(),
                 trace.len(),
                 trace.blocks().len(),
                 trace.distinct(),
@@ -244,6 +271,7 @@ mod tests {
         let trace = Trace::read(text.as_bytes(), 512, Broken::Skip).unwrap();
         let mut report = Report {
             name: "some.jsonl".into(),
+            seed: None,
             capacities: chosen(&[8, 2, 8], &trace),
             trace,
             bytes_per_token: 1 << 10,

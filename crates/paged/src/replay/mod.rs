@@ -15,6 +15,7 @@
 
 mod bare;
 mod density;
+mod loads;
 mod optimal;
 mod plot;
 mod ranks;
@@ -24,6 +25,7 @@ mod trace;
 #[cfg(test)]
 mod tests;
 
+pub use loads::{Load, UnknownLoad};
 pub use optimal::optimal;
 pub use plot::{Plot, Series};
 pub use trace::{Broken, Request, Trace, TraceBlock, TraceError};

@@ -1,4 +1,4 @@
-//! Request traces as JSON lines.
+//! Request traces: read from JSON lines, or made of generated requests.
 //!
 //! ```text
 //!   {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, …, 2353]}
@@ -108,16 +108,8 @@ impl Trace {
         block_tokens: u32,
         broken: Broken,
     ) -> Result<Self, TraceError> {
-        assert!(block_tokens > 0, "a block has tokens");
         let mut numbers = HashMap::new();
-        let mut trace = Self {
-            blocks: Vec::new(),
-            requests: Vec::new(),
-            distinct: 0,
-            block_tokens,
-            output_tokens: 0,
-            skipped: 0,
-        };
+        let mut trace = Self::empty(block_tokens);
         let mut bytes = Vec::new();
         for line in 1.. {
             bytes.clear();
@@ -139,7 +131,8 @@ impl Trace {
                     if trace.blocks.len() + request.hash_ids.len() > BLOCKS_MAX {
                         return Err(TraceError::TooLong { line });
                     }
-                    trace.add(&request, &mut numbers);
+                    trace.add(&request.hash_ids, request.input_length, &mut numbers);
+                    trace.output_tokens += u64::from(request.output_length);
                 }
                 (Err(_), Broken::Skip) => trace.skipped += 1,
                 (Err(why), Broken::Refuse) => return Err(TraceError::Broken { line, why }),
@@ -151,14 +144,46 @@ impl Trace {
         Ok(trace)
     }
 
-    fn add(&mut self, line: &Line, numbers: &mut HashMap<u64, u32>) {
-        for hash in &line.hash_ids {
-            let number = *numbers.entry(*hash).or_insert(self.distinct);
+    /// A trace of requests whose blocks are all full, without outputs. Each request is the keys of its blocks, from the
+    /// first; as in a file, equal keys have equal predecessors.
+    ///
+    /// # Panics
+    ///
+    /// Without requests, and with more blocks than can be numbered.
+    pub(super) fn of_full_blocks<'a>(
+        block_tokens: u32,
+        requests: impl IntoIterator<Item = &'a [u64]>,
+    ) -> Self {
+        let (mut trace, mut numbers) = (Self::empty(block_tokens), HashMap::new());
+        for keys in requests {
+            assert!(trace.blocks.len() + keys.len() <= BLOCKS_MAX, "too many blocks");
+            // A prompt of more tokens than can be counted counts as one of 2^32 - 1.
+            let tokens = u32::try_from(keys.len()).unwrap_or(u32::MAX).saturating_mul(block_tokens);
+            trace.add(keys, tokens, &mut numbers);
+        }
+        assert!(!trace.is_empty(), "a trace has requests");
+        trace
+    }
+
+    fn empty(block_tokens: u32) -> Self {
+        assert!(block_tokens > 0, "a block has tokens");
+        Self {
+            blocks: Vec::new(),
+            requests: Vec::new(),
+            distinct: 0,
+            block_tokens,
+            output_tokens: 0,
+            skipped: 0,
+        }
+    }
+
+    fn add(&mut self, keys: &[u64], input_tokens: u32, numbers: &mut HashMap<u64, u32>) {
+        for key in keys {
+            let number = *numbers.entry(*key).or_insert(self.distinct);
             self.distinct = self.distinct.max(number + 1);
             self.blocks.push(TraceBlock(number));
         }
-        self.requests.push((self.blocks.len(), line.input_length));
-        self.output_tokens += u64::from(line.output_length);
+        self.requests.push((self.blocks.len(), input_tokens));
     }
 
     /// The requests in their order.
