@@ -120,6 +120,8 @@ pub(super) struct Chains {
     entries: u64,
     /// What readers held, until when it is left alone.
     resting: VecDeque<(Now, EntryId)>,
+    /// What a put goes on from.
+    kept: EntryId,
     /// By the hash of the key.
     expected: Box<[Expected]>,
 }
@@ -133,6 +135,7 @@ impl Chains {
             requests: 0,
             entries: 1,
             resting: VecDeque::new(),
+            kept: NOBODY,
             expected: vec![Expected::default(); EXPECTED].into_boxed_slice(),
         }
     }
@@ -272,10 +275,10 @@ impl Chains {
         *usage = self.density.touch_again(hash, self.now, *usage);
     }
 
-    /// What `bytes` of it are worth; the lowest goes first. `None`: readers hold it.
+    /// What `bytes` of it are worth; the lowest goes first. `None`: it cannot go now.
     pub(super) fn worth(&self, id: EntryId, bytes: u64) -> Option<u64> {
         let link = self.links[id];
-        if link.depth & RESTS != 0 {
+        if link.depth & RESTS != 0 || id == self.kept {
             return None;
         }
         let worth = self.density.learned().worth(link.usage, self.now);
@@ -287,6 +290,11 @@ impl Chains {
         #[expect(clippy::cast_precision_loss, reason = "sizes that are next to equal may be equal")]
         let per_byte = density / bytes.max(1) as f32;
         Some(u64::from(per_byte.to_bits()) << 32 | age)
+    }
+
+    /// What a put goes on from; it is not evicted for that put.
+    pub(super) fn keep(&mut self, id: Option<EntryId>) {
+        self.kept = id.unwrap_or(NOBODY);
     }
 
     /// An eviction met readers.

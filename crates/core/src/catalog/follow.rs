@@ -4,7 +4,7 @@
 use super::Catalog;
 use super::chains::{Batch, Chains};
 use super::objects::{Entry, EntryId, Part, PartState, SegmentIndex, Stage};
-use crate::ids::{Slot, TenantId};
+use crate::ids::Slot;
 use crate::key::Name;
 use crate::plan::Medium;
 use crate::time::Now;
@@ -50,49 +50,55 @@ impl Catalog {
         }
     }
 
-    /// A put has made an entry: it follows the key before it.
-    pub(super) fn chain_put(&mut self, id: EntryId, batch: InBatch<'_>) {
-        if self.chains.is_none() {
-            return;
+    /// A put begins: the entry of the key before its own, which is not evicted to make room for it.
+    pub(super) fn chain_start(&mut self, name: Name<'_>, batch: InBatch<'_>) -> Option<EntryId> {
+        self.chains.as_ref()?;
+        let after = match batch.after {
+            Some(key) => self.objects.find(Name::new(name.tenant, key)),
+            None if batch.at == 0 => self.expected(name),
+            None => None,
+        };
+        if let Some(chains) = &mut self.chains {
+            chains.keep(after);
         }
-        if batch.at == 0 {
-            self.count_request();
+        after
+    }
+
+    /// It is over, well or not.
+    pub(super) fn chain_started(&mut self) {
+        if let Some(chains) = &mut self.chains {
+            chains.keep(None);
         }
-        let (tenant, hash) = (self.objects.entry(id).tenant, self.objects.entry(id).hash);
-        self.follow_key(id, tenant, batch);
+    }
+
+    /// A put has made an entry: it follows the one before it.
+    pub(super) fn chain_put(&mut self, id: EntryId, after: Option<EntryId>, batch: InBatch<'_>) {
+        self.chain_existing(id, after, batch);
+        let hash = self.objects.entry(id).hash;
         if let Some(chains) = &mut self.chains {
             chains.put(id, hash, (batch.at, batch.len));
         }
     }
 
-    /// A put has found that its key has a value: that is no use of it, but it follows the key before it.
-    pub(super) fn chain_existing(&mut self, name: Name<'_>, batch: InBatch<'_>) {
-        if self.chains.is_none() {
-            return;
-        }
+    /// A put has found that its key has a value: that is no use of it, but it follows the one before it.
+    pub(super) fn chain_existing(
+        &mut self,
+        id: EntryId,
+        after: Option<EntryId>,
+        batch: InBatch<'_>,
+    ) {
         if batch.at == 0 {
             self.count_request();
         }
-        if let Some(id) = self.objects.find(name) {
-            self.follow_key(id, name.tenant, batch);
-        }
-    }
-
-    fn follow_key(&mut self, id: EntryId, tenant: TenantId, batch: InBatch<'_>) {
-        let after = match batch.after {
-            Some(key) => self.objects.find(Name::new(tenant, key)),
-            None if batch.at == 0 => self.expected(id, tenant),
-            None => None,
-        };
         if let Some(after) = after {
             self.chain(id, after, None);
         }
     }
 
-    /// The entry behind which a lookup has missed the key of this one.
-    fn expected(&self, id: EntryId, tenant: TenantId) -> Option<EntryId> {
-        let (after, object) = self.chains.as_ref()?.expected(self.objects.entry(id).hash)?;
-        let same = |entry: &Entry| entry.object == object && entry.tenant == tenant;
+    /// The entry behind which a lookup has missed this key.
+    fn expected(&self, name: Name<'_>) -> Option<EntryId> {
+        let (after, object) = self.chains.as_ref()?.expected(name.hash().0)?;
+        let same = |entry: &Entry| entry.object == object && entry.tenant == name.tenant;
         self.objects.get(after).is_some_and(same).then_some(after)
     }
 
@@ -100,8 +106,8 @@ impl Catalog {
     fn chain(&mut self, id: EntryId, after: EntryId, known: Option<&[Option<EntryId>]>) {
         let Some(chains) = &self.chains else { return };
         let lives = |id: EntryId| {
-            let entry = self.objects.entry(id);
-            !matches!(entry.stage, Stage::Removing(_)) && !entry.parts.as_slice().is_empty()
+            let entry = self.objects.get(id);
+            entry.is_some_and(|entry| !matches!(entry.stage, Stage::Removing(_)))
         };
         if !chains.may_follow(id, after, known) || !lives(after) || !self.in_memory(id) {
             return;

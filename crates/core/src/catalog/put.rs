@@ -72,12 +72,27 @@ impl Catalog {
         config: &PutConfig,
     ) -> Result<WritePlan, PutError> {
         let name = name.into();
+        let after = self.chain_start(name, batch);
+        let started = self.start(now, writer, (batch, after), name, len, config);
+        self.chain_started();
+        started
+    }
+
+    fn start(
+        &mut self,
+        now: Now,
+        writer: Writer,
+        (batch, after): (InBatch<'_>, Option<EntryId>),
+        name: Name<'_>,
+        len: u64,
+        config: &PutConfig,
+    ) -> Result<WritePlan, PutError> {
         let mut checked = self.check_put(now, name, len, config);
         if matches!(checked, Err(PutError::InProgress { .. })) && self.free_cut_off(now, name)? {
             checked = self.check_put(now, name, len, config);
         }
-        if matches!(checked, Err(PutError::Exists)) {
-            self.chain_existing(name, batch);
+        if let (Err(PutError::Exists), Some(id)) = (&checked, self.objects.find(name)) {
+            self.chain_existing(id, after, batch);
         }
         let hidden = checked?;
         let striping = self.cut(len, Spread::of(config));
@@ -103,7 +118,7 @@ impl Catalog {
         };
         let id = self.objects.insert(entry);
         self.chain_new(id);
-        self.chain_put(id, batch);
+        self.chain_put(id, after, batch);
         if hidden {
             self.upserts.insert(name.hash().0, id);
         }
