@@ -35,6 +35,9 @@ const WAKE_MAX: usize = 256;
 /// Keys that were missed behind one that was found, and are expected to be put.
 const EXPECTED: usize = 4096;
 
+/// Entries that are looked at to find the head of a chain.
+const CLIMB_MAX: usize = 32;
+
 /// The value is gone, by nobody's wish.
 const LOST: u32 = 1 << 31;
 /// Somebody has removed or replaced it.
@@ -176,8 +179,8 @@ impl Chains {
     }
 
     /// Whether `id` may follow `after`, which has a value, without a circle. An entry that nothing follows may follow
-    /// any other one. Another one only where all before `after` is known: `known` says how deep it is, and who stands
-    /// in each depth before it.
+    /// any other one. Another one only where all before `after` is known: `known` says who stands in which depth, or a
+    /// short walk to the head of the chain does not meet it.
     pub(super) fn may_follow(
         &self,
         id: EntryId,
@@ -188,10 +191,18 @@ impl Chains {
             return false;
         }
         let link = self.links[id];
-        let above = |known: &[Option<EntryId>]| {
-            known.get((link.depth & DEPTH_MASK) as usize).copied().flatten() == Some(id)
-        };
-        link.behind == 0 || known.is_some_and(|known| !above(known))
+        if link.behind == 0 {
+            return true;
+        }
+        match known {
+            Some(known) => {
+                known.get((link.depth & DEPTH_MASK) as usize).copied().flatten() != Some(id)
+            }
+            None => {
+                let mut chain = std::iter::successors(Some(after), |at| self.before(*at));
+                chain.by_ref().take(CLIMB_MAX).all(|at| at != id) && chain.next().is_none()
+            }
+        }
     }
 
     /// `id`, which follows nobody, follows `after`; whether it is the first that does.
