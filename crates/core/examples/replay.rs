@@ -7,7 +7,7 @@
 //!
 //! A line of the trace has a list `hash_ids`, the blocks of one prompt. A request looks all of them up in one batch,
 //! and puts what is missing behind those that were found in another one. With `told` behind the policies, that batch
-//! says which key its first one follows.
+//! says which key its first one follows. With `apart` a request asks first which keys exist, and looks up only those.
 
 #![expect(clippy::print_stdout, reason = "an example prints what it finds")]
 #![expect(clippy::disallowed_methods, reason = "it measures")]
@@ -93,18 +93,23 @@ impl Store {
     }
 
     /// Blocks that a prompt finds.
-    fn serve(&mut self, prompt: &[[u8; 8]], told: bool) -> Result<usize, Box<dyn Error>> {
+    fn serve(&mut self, prompt: &[[u8; 8]], ways: &[String]) -> Result<usize, Box<dyn Error>> {
         self.now = self.now.plus(Duration::from_millis(1));
         let keys: Vec<&[u8]> = prompt.iter().map(|key| &key[..]).collect();
         let began = Instant::now();
-        let located = self.catalog.locate_many(self.now, TenantId::DEFAULT, &keys, 0);
+        let mut asked = &keys[..];
+        if ways.iter().any(|way| way == "apart") {
+            let exist = self.catalog.exist_many(self.now, TenantId::DEFAULT, &keys);
+            asked = &keys[..exist.iter().take_while(|exists| **exists == Ok(true)).count()];
+        }
+        let located = self.catalog.locate_many(self.now, TenantId::DEFAULT, asked, 0);
         self.took[0] += began.elapsed();
         let found = located.iter().take_while(|located| located.is_ok()).count();
         let missing = &keys[found..];
         let began = Instant::now();
         for (at, key) in missing.iter().enumerate() {
             let mut batch = InBatch::of(missing, at);
-            if told && at == 0 {
+            if at == 0 && ways.iter().any(|way| way == "told") {
                 batch.after = found.checked_sub(1).map(|last| keys[last]);
             }
             self.start(batch, key)?;
@@ -130,8 +135,8 @@ fn load(text: &str) -> Result<Vec<Vec<[u8; 8]>>, Box<dyn Error>> {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let [trace, sizes, policies, rest @ ..] = &args[..] else {
-        return Err("usage: replay TRACE BLOCKS,… POLICY,… [told]".into());
+    let [trace, sizes, policies, ways @ ..] = &args[..] else {
+        return Err("usage: replay TRACE BLOCKS,… POLICY,… [told] [apart]".into());
     };
     let prompts = load(&std::fs::read_to_string(trace)?)?;
     let asked: usize = prompts.iter().map(Vec::len).sum();
@@ -142,7 +147,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             for prompt in &prompts {
                 // The end of a prompt that is longer than the memory is not kept.
                 let kept = &prompt[..prompt.len().min(blocks.parse()?)];
-                found += store.serve(kept, rest.iter().any(|word| word == "told"))?;
+                found += store.serve(kept, ways)?;
             }
             store.catalog.audit()?;
             #[expect(clippy::cast_precision_loss, reason = "figures for people")]

@@ -126,8 +126,7 @@ impl Catalog {
         if let Some((tenant, counted)) = charges.into_iter().find(|(_, bytes)| *bytes > 0) {
             return Err(AuditError::Charge { tenant, counted, booked: 0 });
         }
-        self.audit_accounts()?;
-        self.audit_chains()?;
+        self.audit_accounts().and_then(|()| self.audit_chains())?;
         for (index, book) in self.segments.iter() {
             if !book.takes_orders() {
                 continue;
@@ -171,6 +170,8 @@ impl Catalog {
     fn audit_chains(&self) -> Result<(), AuditError> {
         let Some(chains) = &self.chains else { return Ok(()) };
         let mut counts: BTreeMap<EntryId, u32> = BTreeMap::new();
+        // By entry: which walk towards the head came by first.
+        let mut walks = vec![EntryId::MAX; self.objects.positions() as usize];
         for (entry, before, _) in chains.all() {
             let wrong = |what| Err(AuditError::Link { entry, what });
             let Some(before) = before else { continue };
@@ -178,8 +179,16 @@ impl Catalog {
                 return wrong("it follows another one, and is not in memory");
             }
             *counts.entry(before).or_default() += 1;
-            let steps = || std::iter::successors(Some(before), |id| chains.before(*id));
-            if steps().take(self.objects.positions() as usize).any(|id| id == entry) {
+            let mut chain = std::iter::successors(Some(entry), |id| chains.before(*id));
+            let met = chain.find_map(|id| {
+                let walk = &mut walks[id as usize];
+                if *walk == EntryId::MAX {
+                    *walk = entry;
+                    return None;
+                }
+                Some(*walk)
+            });
+            if met == Some(entry) {
                 return wrong("it is behind itself");
             }
         }

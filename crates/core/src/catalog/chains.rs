@@ -194,15 +194,12 @@ impl Chains {
         if link.behind == 0 {
             return true;
         }
-        match known {
-            Some(known) => {
-                known.get((link.depth & DEPTH_MASK) as usize).copied().flatten() != Some(id)
-            }
-            None => {
-                let mut chain = std::iter::successors(Some(after), |at| self.before(*at));
-                chain.by_ref().take(CLIMB_MAX).all(|at| at != id) && chain.next().is_none()
-            }
+        if let Some(known) = known {
+            let depth = (link.depth & DEPTH_MASK) as usize;
+            return known.get(depth).copied().flatten() != Some(id);
         }
+        let mut chain = std::iter::successors(Some(after), |at| self.before(*at));
+        chain.by_ref().take(CLIMB_MAX).all(|at| at != id) && chain.next().is_none()
     }
 
     /// `id`, which follows nobody, follows `after`; whether it is the first that does.

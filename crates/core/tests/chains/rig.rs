@@ -38,9 +38,12 @@ pub(crate) struct Rig {
 impl Rig {
     /// Each node has room for so many blocks.
     pub(crate) fn new(seed: u64, nodes: u64, slots: u32) -> Self {
+        Self::with(PolicyKind::Density, seed, nodes, slots)
+    }
+
+    pub(crate) fn with(policy: PolicyKind, seed: u64, nodes: u64, slots: u32) -> Self {
         let now = Now(1_000_000_000);
         let (high_permille, low_permille) = (1000, 1000);
-        let policy = PolicyKind::Density;
         let config = Config { seed, policy, high_permille, low_permille, ..Config::default() };
         let catalog = Catalog::new(config, LeaderEpoch(1), Start::New, now);
         let (held, evicted, pinned) = (BTreeMap::new(), Vec::new(), BTreeSet::new());

@@ -19,7 +19,7 @@ const COVERED: u32 = 1 << 31;
 /// Leaves in no order, and how one is chosen.
 #[derive(Debug)]
 pub struct Leaves {
-    leaves: Vec<Slot>,
+    ends: Vec<Slot>,
     covered: Vec<Slot>,
     /// By slot: its place among the leaves, counted from 1; 0 for none. With [`COVERED`]: among those.
     places: Vec<u32>,
@@ -61,7 +61,7 @@ impl Leaves {
     /// None yet. The same seed gives the same choices.
     pub const fn new(seed: u64) -> Self {
         Self {
-            leaves: Vec::new(),
+            ends: Vec::new(),
             covered: Vec::new(),
             places: Vec::new(),
             random: seed,
@@ -117,7 +117,7 @@ impl Leaves {
     }
 
     fn list(&mut self, covered: bool) -> (&mut Vec<Slot>, u32) {
-        if covered { (&mut self.covered, COVERED) } else { (&mut self.leaves, 0) }
+        if covered { (&mut self.covered, COVERED) } else { (&mut self.ends, 0) }
     }
 
     /// Whether the slot is a leaf.
@@ -132,7 +132,7 @@ impl Leaves {
 
     /// All that are there.
     pub const fn all(&self) -> usize {
-        self.leaves.len() + self.covered.len()
+        self.ends.len() + self.covered.len()
     }
 
     /// For when no leaf can go: the next covered slot that can, of so many that are looked at. Each call goes on where
@@ -156,18 +156,18 @@ impl Leaves {
         for slot in self.worst[..self.remembered].iter().filter(|slot| self.contains(**slot)) {
             ranking.offer(*slot, worth(*slot));
         }
-        let rows = self.leaves.len().div_ceil(ROW);
+        let rows = self.ends.len().div_ceil(ROW);
         for _ in 0..ROWS {
             self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
             let first = below(mix(self.random), rows) * ROW;
-            for slot in self.leaves.iter().skip(first).take(ROW) {
+            for slot in self.ends.iter().skip(first).take(ROW) {
                 ranking.offer(*slot, worth(*slot));
             }
         }
         if ranking.len == 0 {
             // All of these are in use. The leaves behind them come next, up to a bound.
             let from = below(mix(self.random), rows) * ROW;
-            let round = self.leaves[from.min(self.leaves.len())..].iter().chain(&self.leaves);
+            let round = self.ends[from.min(self.ends.len())..].iter().chain(&self.ends);
             return round.take(WALK_MAX).copied().find(|slot| worth(*slot).is_some());
         }
         // The chosen one as well: it may stay.
@@ -178,24 +178,24 @@ impl Leaves {
 
     /// One step of a walk over all leaves, over and over; `None` at its end.
     pub fn ahead(&mut self) -> Option<Slot> {
-        let found = self.ahead.min(self.leaves.len()).checked_sub(1);
+        let found = self.ahead.min(self.ends.len()).checked_sub(1);
         self.ahead = found.unwrap_or(usize::MAX);
-        found.map(|at| self.leaves[at])
+        found.map(|at| self.ends[at])
     }
 
     /// How many leaves there are.
     pub const fn len(&self) -> usize {
-        self.leaves.len()
+        self.ends.len()
     }
 
     /// Whether there is no leaf.
     pub const fn is_empty(&self) -> bool {
-        self.leaves.is_empty()
+        self.ends.is_empty()
     }
 
     /// Bytes of memory.
     pub fn heap_bytes(&self) -> usize {
-        (self.leaves.capacity() + self.covered.capacity()) * size_of::<Slot>()
+        (self.ends.capacity() + self.covered.capacity()) * size_of::<Slot>()
             + self.places.capacity() * size_of::<u32>()
     }
 }
