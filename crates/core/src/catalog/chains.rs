@@ -44,7 +44,12 @@ const LOST: u32 = 1 << 31;
 const REMOVED: u32 = 1 << 30;
 /// Its owner met readers a moment ago.
 const RESTS: u32 = 1 << 29;
-const DEPTH_MASK: u32 = RESTS - 1;
+/// It has had a lease: whether that is over, its entry says.
+const LEASED: u32 = 1 << 28;
+/// Where the size stands, in eight steps per power of two; below it the depth.
+const SIZE_SHIFT: u32 = 20;
+const SIZE_MASK: u32 = LEASED - (1 << SIZE_SHIFT);
+const DEPTH_MASK: u32 = (1 << SIZE_SHIFT) - 1;
 
 /// What is known of one entry.
 #[derive(Clone, Copy, Debug)]
@@ -54,7 +59,7 @@ struct Link {
     before: EntryId,
     /// Entries in memory that follow this one.
     behind: u32,
-    /// Its distance from the head, and marks.
+    /// Its distance from the head, its size, and marks.
     depth: u32,
 }
 
@@ -66,6 +71,22 @@ impl Link {
     /// Whether there is no value here any more.
     const fn is_gone(self) -> bool {
         self.depth & (LOST | REMOVED) != 0
+    }
+
+    /// About so many bytes, or a few less.
+    fn set_size(&mut self, bytes: u64) {
+        let bytes = bytes.clamp(8, 1 << 38);
+        let power = bytes.ilog2() - 3;
+        // The highest bit of the size is bit 3 of these.
+        let steps = (power << 3) + (bytes >> power) as u32 - 8;
+        self.depth = self.depth & !SIZE_MASK | steps.min(255) << SIZE_SHIFT;
+    }
+
+    /// What [`Link::set_size`] was told, about.
+    fn size(self) -> f32 {
+        let steps = (self.depth & SIZE_MASK) >> SIZE_SHIFT;
+        // A float of this exponent, and three bits of its fraction.
+        f32::from_bits(((steps >> 3) + 127 + 3) << 23 | (steps & 7) << 20)
     }
 
     fn set_depth(&mut self, depth: usize) {
@@ -157,10 +178,21 @@ impl Chains {
         }
     }
 
-    /// A new entry, or one that takes the number of one that is forgotten.
-    pub(super) fn insert(&mut self, id: EntryId) {
+    /// A new entry of so many bytes, or one that takes the number of one that is forgotten.
+    pub(super) fn insert(&mut self, id: EntryId, bytes: u64) {
         self.links.grow(id + 1, &HEAD);
         self.links[id] = HEAD;
+        self.links[id].set_size(bytes);
+    }
+
+    /// It has a lease.
+    pub(super) fn lease(&mut self, id: EntryId) {
+        self.links[id].depth |= LEASED;
+    }
+
+    /// Whether it has had one.
+    pub(super) fn was_leased(&self, id: EntryId) -> bool {
+        self.links[id].depth & LEASED != 0
     }
 
     /// The entry before this one, which may be gone.
@@ -283,8 +315,9 @@ impl Chains {
         *usage = self.density.touch_again(hash, self.now, *usage);
     }
 
-    /// What `bytes` of it are worth; the lowest goes first. `None`: it cannot go now.
-    pub(super) fn worth(&self, id: EntryId, bytes: u64) -> Option<u64> {
+    /// What each byte of it is worth; the lowest goes first. `None`: it cannot go now. An eviction asks this of two dozen
+    /// entries: all it needs stands in the link.
+    pub(super) fn worth(&self, id: EntryId) -> Option<u64> {
         let link = self.links[id];
         if link.depth & RESTS != 0 || id == self.kept {
             return None;
@@ -295,8 +328,7 @@ impl Chains {
             return Some(age);
         }
         let density = f32::from_bits((worth >> 32) as u32);
-        #[expect(clippy::cast_precision_loss, reason = "sizes that are next to equal may be equal")]
-        let per_byte = density / bytes.max(1) as f32;
+        let per_byte = density / link.size();
         Some(u64::from(per_byte.to_bits()) << 32 | age)
     }
 
@@ -344,5 +376,25 @@ impl Chains {
             + self.density.heap_bytes()
             + size_of_val(&*self.expected)
             + self.resting.capacity() * size_of::<(Now, EntryId)>()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[expect(clippy::cast_precision_loss, reason = "an eighth is allowed")]
+    fn a_size_is_kept_to_an_eighth() {
+        for bytes in (8..5000).chain([1 << 20, (1 << 30) - 1, 1 << 30, (1 << 34) - 1]) {
+            let mut link = Link { depth: RESTS | 77, ..HEAD };
+            link.set_size(bytes);
+            let (size, told) = (link.size(), bytes as f32);
+            assert!(size <= told && told < size * 1.125, "{bytes} bytes as {size}");
+            assert_eq!(link.depth & !SIZE_MASK, RESTS | 77);
+        }
+        let mut link = HEAD;
+        link.set_size(0);
+        assert!((link.size() - 8.0).abs() < f32::EPSILON);
     }
 }

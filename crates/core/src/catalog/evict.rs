@@ -155,6 +155,7 @@ impl Catalog {
             if entry.lease_end > now {
                 book.spare(slot);
                 self.offer_victim(now, id, segment, slot);
+                self.chain_leased(id);
                 let book = self.segments.book_mut(segment);
                 book.pinned_streak = book.pinned_streak.saturating_add(1);
                 book.pinned_at = now;
@@ -185,9 +186,8 @@ impl Catalog {
         let (objects, chains) = (&self.objects, &self.chains);
         self.segments.book_mut(segment).candidate(cause, |slots, slot| {
             let (id, Some(chains)) = (slots[slot.0].entry, chains) else { return Some(0) };
-            let entry = objects.entry(id);
-            // A value that is cut has stripes of about the same size.
-            chains.worth(id, entry.extent_bytes(0)).filter(|_| entry.lease_end <= now)
+            let leased = chains.was_leased(id) && objects.entry(id).lease_end > now;
+            if leased { None } else { chains.worth(id) }
         })
     }
 

@@ -46,7 +46,19 @@ impl Catalog {
     /// An entry is new; its number may be that of an earlier one.
     pub(super) fn chain_new(&mut self, id: EntryId) {
         if let Some(chains) = &mut self.chains {
-            chains.insert(id);
+            let entry = self.objects.entry(id);
+            // A value that is cut has stripes of about the same size.
+            chains.insert(id, entry.extent_bytes(0));
+            if entry.lease_end > Now(0) {
+                chains.lease(id);
+            }
+        }
+    }
+
+    /// An entry has a lease.
+    pub(super) fn chain_leased(&mut self, id: EntryId) {
+        if let Some(chains) = &mut self.chains {
+            chains.lease(id);
         }
     }
 

@@ -106,6 +106,7 @@ impl Catalog {
         if lease_ms > 0 {
             let entry = self.objects.entry_mut(id);
             entry.lease_end = entry.lease_end.max(lease::grantor_end(now, lease_ms));
+            self.chain_leased(id);
         }
         if self.objects.entry(id).extra.is_some() {
             self.was_read(now, id);

@@ -391,6 +391,7 @@ impl Catalog {
             Some(id) if self.same_object(id, told) => {
                 let entry = self.objects.entry_mut(id);
                 entry.lease_end = entry.lease_end.max(lease_end);
+                self.chain_leased(id);
                 id
             }
             Some(id) => return self.other_value(now, id, &part, extent),
