@@ -229,7 +229,7 @@ pub(crate) struct MasterFlags {
     /// [default: 10s]
     #[arg(long, value_name = "TIME")]
     pub(crate) lease_ttl: Option<String>,
-    /// Which values go first when room is short: fifo, lru, sieve or s3fifo [default: lru]
+    /// Which values go first when room is short: fifo, lru, sieve, s3fifo or density [default: lru]
     #[arg(long, value_name = "POLICY")]
     pub(crate) evict_policy: Option<String>,
     /// Make room in a segment that is fuller than this [default: 95%]

@@ -4,8 +4,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 
-use mooncrate_core::catalog::{Catalog, Config, Mounted, Removal, Start, Tenant, Writer};
+use mooncrate_core::catalog::{Catalog, Config, InBatch, Mounted, Removal, Start, Tenant, Writer};
 use mooncrate_core::error::{GetError, PutError, RemoveError};
+use mooncrate_core::evict::PolicyKind;
 use mooncrate_core::lease;
 use mooncrate_core::plan::{Action, Evidence, Locator, Notice, Order, OrderResult, SegmentOffer};
 use mooncrate_core::state::{Event, ReplicaState};
@@ -25,23 +26,54 @@ const KEYS: u8 = 12;
 
 #[derive(Clone, Debug)]
 enum Op {
-    PutStart { key: u8, len: u64, replicas: u8, writer: u64 },
-    WriterGone { writer: u64 },
-    PutEnd { nth: u8 },
-    PutEndTwice { nth: u8 },
-    Revoke { nth: u8 },
-    Locate { key: u8, lease_ms: u32 },
-    Remove { key: u8, force: bool },
-    Pin { key: u8 },
+    /// `after`: the key before this one in its batch; too high for a key that stands alone.
+    PutStart {
+        key: u8,
+        len: u64,
+        replicas: u8,
+        writer: u64,
+        after: u8,
+    },
+    WriterGone {
+        writer: u64,
+    },
+    PutEnd {
+        nth: u8,
+    },
+    PutEndTwice {
+        nth: u8,
+    },
+    Revoke {
+        nth: u8,
+    },
+    Locate {
+        key: u8,
+        lease_ms: u32,
+    },
+    Remove {
+        key: u8,
+        force: bool,
+    },
+    Pin {
+        key: u8,
+    },
     UnpinAll,
-    Owners { lose: u8, twice: bool },
-    Pass { ms: u16 },
+    Owners {
+        lose: u8,
+        twice: bool,
+    },
+    Pass {
+        ms: u16,
+    },
 }
 
 fn any_op() -> impl Strategy<Value = Op> {
     prop_oneof![
-        6 => (0..KEYS, 0..4000_u64, 1..3_u8, 0..4_u64)
-            .prop_map(|(key, len, replicas, writer)| Op::PutStart { key, len, replicas, writer }),
+        6 => (0..KEYS, 0..4000_u64, 1..3_u8, 0..4_u64, 0..KEYS + 4).prop_map(
+            |(key, len, replicas, writer, after)| {
+                Op::PutStart { key, len, replicas, writer, after }
+            }
+        ),
         1 => (1..4_u64).prop_map(|writer| Op::WriterGone { writer }),
         5 => any::<u8>().prop_map(|nth| Op::PutEnd { nth }),
         1 => any::<u8>().prop_map(|nth| Op::PutEndTwice { nth }),
@@ -147,9 +179,10 @@ fn seal_of(object: ObjectId) -> Seal {
 }
 
 impl Rig {
-    fn new(seed: u64) -> Self {
+    fn new(seed: u64, policy: PolicyKind) -> Self {
         let now = Now(1_000_000_000);
-        let config = Config { seed, put_timeout: Duration::from_secs(5), ..Config::default() };
+        let config =
+            Config { seed, policy, put_timeout: Duration::from_secs(5), ..Config::default() };
         let mut catalog = Catalog::new(config, LeaderEpoch(1), Start::New, now);
         for n in 0..NODES {
             let offer = SegmentOffer {
@@ -278,10 +311,13 @@ impl Rig {
 
     fn apply(&mut self, op: &Op) -> Result<(), TestCaseError> {
         match *op {
-            Op::PutStart { key: k, len, replicas, writer } => {
+            Op::PutStart { key: k, len, replicas, writer, after } => {
+                let before = key(after);
+                let chained = InBatch { after: Some(&before), at: 1, len: 2 };
+                let batch = if after < KEYS { chained } else { InBatch::ALONE };
                 let config = PutConfig { replicas, ..PutConfig::default() };
                 let writer = Writer(writer);
-                match self.catalog.put_start_by(self.now, writer, &key(k), len, &config) {
+                match self.catalog.put_start_in(self.now, writer, batch, &key(k), len, &config) {
                     Ok(plan) => {
                         let Tenant { used, quota, .. } = self.catalog.tenant(TenantId::DEFAULT);
                         prop_assert!(quota.is_none_or(|quota| used <= quota), "{used} bytes");
@@ -394,10 +430,11 @@ proptest! {
     #[test]
     fn catalog_agrees_with_a_plain_map(
         seed in any::<u64>(),
+        policy in prop_oneof![Just(PolicyKind::Lru), Just(PolicyKind::Density)],
         quota in prop_oneof![Just(None), (4096..3 * BYTES).prop_map(Some)],
         ops in vec(any_op(), 0..200),
     ) {
-        let mut rig = Rig::new(seed);
+        let mut rig = Rig::new(seed, policy);
         rig.catalog.set_quota(TenantId::DEFAULT, quota);
         for op in &ops {
             rig.apply(op)?;
@@ -414,7 +451,7 @@ proptest! {
 /// G4: a slot whose owner says that its generations are used up is never handed out again.
 #[test]
 fn a_used_up_slot_is_retired() {
-    let mut rig = Rig::new(1);
+    let mut rig = Rig::new(1, PolicyKind::Lru);
     let mut used = Vec::new();
     for round in 0..200_u8 {
         let config = PutConfig::default();

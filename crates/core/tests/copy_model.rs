@@ -4,9 +4,10 @@
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 
-use mooncrate_core::catalog::{Catalog, Config, Start};
+use mooncrate_core::catalog::{Catalog, Config, InBatch, Start, Writer};
 use mooncrate_core::copy::{CopyDone, CopyOrder, DrainMode};
 use mooncrate_core::error::CopyError;
+use mooncrate_core::evict::PolicyKind;
 use mooncrate_core::plan::{
     Action, Evidence, Keep, Locator, Notice, Order, OrderResult, SegmentOffer,
 };
@@ -109,16 +110,16 @@ fn place(l: &Locator) -> Place {
 }
 
 impl Rig {
-    fn new(seed: u64) -> Self {
+    fn new(seed: u64, policy: PolicyKind) -> Self {
         let put_timeout = Duration::from_secs(5);
-        Self::with(&Config { seed, put_timeout, ..Config::default() })
+        Self::with(&Config { seed, policy, put_timeout, ..Config::default() })
     }
 
     /// A cluster in which copies outlive the segments that they began in: places in the books are given
     /// to others while somebody may still mean the old ones.
-    fn with_slow_copies(seed: u64) -> Self {
+    fn with_slow_copies(seed: u64, policy: PolicyKind) -> Self {
         let (put_timeout, registration) = (Duration::from_mins(1), Duration::from_secs(2));
-        Self::with(&Config { seed, put_timeout, registration, ..Config::default() })
+        Self::with(&Config { seed, policy, put_timeout, registration, ..Config::default() })
     }
 
     fn with(config: &Config) -> Self {
@@ -270,7 +271,12 @@ impl Rig {
     fn put(&mut self, k: u8, len: u64, replicas: u8, hard: bool) {
         let keep = if hard { Keep::Hard } else { Keep::Normal };
         let config = PutConfig { replicas, best_effort: true, keep, ..PutConfig::default() };
-        let Ok(plan) = self.catalog.put_start(self.now, &key(k), len, &config) else { return };
+        // Any key may follow any other one.
+        let before = key(((u64::from(k) + len) % u64::from(KEYS)) as u8);
+        let batch = InBatch { after: Some(&before), at: 1, len: 2 };
+        let (now, writer) = (self.now, Writer::UNSEEN);
+        let started = self.catalog.put_start_in(now, writer, batch, &key(k), len, &config);
+        let Ok(plan) = started else { return };
         let written = plan.replicas.iter().all(|at| self.publish(at, plan.object));
         assert!(written, "nobody else knows these slots");
         let seal = Seal(plan.object.sequence);
@@ -385,9 +391,10 @@ proptest! {
     fn nothing_is_lost_that_has_a_copy_elsewhere(
         seed: u64,
         slow_copies: bool,
+        policy in prop_oneof![Just(PolicyKind::Lru), Just(PolicyKind::Density)],
         ops in vec(any_op(), 1..120),
     ) {
-        let mut rig = if slow_copies { Rig::with_slow_copies(seed) } else { Rig::new(seed) };
+        let mut rig = if slow_copies { Rig::with_slow_copies(seed, policy) } else { Rig::new(seed, policy) };
         for op in &ops {
             rig.apply(op);
             rig.check()?;
@@ -399,7 +406,7 @@ proptest! {
 /// A node that goes leaves objects with a copy too few; they get another one.
 #[test]
 fn lost_copies_are_made_anew() {
-    let mut rig = Rig::new(7);
+    let mut rig = Rig::new(7, PolicyKind::Lru);
     for k in 0..KEYS {
         rig.put(k, 1000, 2, false);
     }
@@ -420,7 +427,7 @@ fn lost_copies_are_made_anew() {
 /// its owner has answered.
 #[test]
 fn a_lost_copy_is_ordered_again() {
-    let mut rig = Rig::new(11);
+    let mut rig = Rig::new(11, PolicyKind::Lru);
     rig.put(0, 1000, 1, false);
     let holder = rig.catalog.locate(rig.now, &key(0), 0).unwrap().replicas[0].segment;
     let to = (0..NODES).map(segment).find(|to| *to != holder).unwrap();
@@ -445,7 +452,7 @@ fn a_lost_copy_is_ordered_again() {
 /// at the old replica's slot there is not the old replica.
 #[test]
 fn a_move_ends_no_replica_but_its_own() {
-    let mut rig = Rig::with_slow_copies(5);
+    let mut rig = Rig::with_slow_copies(5, PolicyKind::Lru);
     rig.put(0, 1000, 2, false);
     let replicas = rig.catalog.locate(rig.now, &key(0), 0).unwrap().replicas;
     let held: Vec<SegmentId> = replicas.iter().map(|at| at.segment).collect();
@@ -478,7 +485,7 @@ fn a_move_ends_no_replica_but_its_own() {
 /// A replica that is still being fetched has not come, so it cannot go: both would stay.
 #[test]
 fn a_copy_on_its_way_is_not_moved() {
-    let mut rig = Rig::new(9);
+    let mut rig = Rig::new(9, PolicyKind::Lru);
     rig.put(0, 1000, 1, false);
     let holder = rig.catalog.locate(rig.now, &key(0), 0).unwrap().replicas[0].segment;
     let mut others = (0..NODES).map(segment).filter(|to| *to != holder);
@@ -500,7 +507,7 @@ fn a_copy_on_its_way_is_not_moved() {
 /// nobody had asked the tenant's quota about.
 #[test]
 fn a_replica_moves_to_one_place_at_a_time() {
-    let mut rig = Rig::new(9);
+    let mut rig = Rig::new(9, PolicyKind::Lru);
     rig.put(0, 1000, 1, false);
     let holder = rig.catalog.locate(rig.now, &key(0), 0).unwrap().replicas[0].segment;
     let mut others = (0..NODES).map(segment).filter(|to| *to != holder);
@@ -519,7 +526,7 @@ fn a_replica_moves_to_one_place_at_a_time() {
 /// What is read often gains copies, and loses them when nobody reads it any more.
 #[test]
 fn hot_objects_gain_copies_and_lose_them() {
-    let mut rig = Rig::new(3);
+    let mut rig = Rig::new(3, PolicyKind::Lru);
     rig.put(0, 1000, 1, false);
     rig.put(1, 1000, 1, false);
     let mut most = 0;

@@ -5,8 +5,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 
-use mooncrate_core::catalog::{Catalog, Config, Offload, Start};
+use mooncrate_core::catalog::{Catalog, Config, InBatch, Offload, Start, Writer};
 use mooncrate_core::copy::{CopyDone, CopyOrder, DrainMode};
+use mooncrate_core::evict::PolicyKind;
 use mooncrate_core::label::Label;
 use mooncrate_core::plan::{
     Action, Announced, AnnouncedLife, AnnouncedObject, Evidence, Keep, Notice, Order, OrderResult,
@@ -106,9 +107,10 @@ fn place(at: &Locator) -> Place {
 }
 
 impl Rig {
-    fn new(seed: u64, offload: Offload, roomy: bool) -> Self {
+    fn new(seed: u64, policy: PolicyKind, offload: Offload, roomy: bool) -> Self {
         let config = Config {
             seed,
+            policy,
             offload,
             put_timeout: Duration::from_secs(5),
             registration: Duration::from_secs(2),
@@ -311,7 +313,11 @@ impl Rig {
     }
 
     fn put(&mut self, k: u8, len: u64, config: &PutConfig) {
-        let started = self.catalog.put_start(self.now, &key(k), len, config);
+        // Any key may follow any other one.
+        let before = key(((u64::from(k) + len) % u64::from(KEYS)) as u8);
+        let batch = InBatch { after: Some(&before), at: 1, len: 2 };
+        let (now, writer) = (self.now, Writer::UNSEEN);
+        let started = self.catalog.put_start_in(now, writer, batch, &key(k), len, config);
         let Ok(plan) = started else { return };
         if config.vram_copies() > 0 {
             self.asked.insert(plan.object);
@@ -385,7 +391,11 @@ impl Rig {
                     self.index.remove(&k);
                 }
             }
-            Op::Lease { key: k, ms } => drop(self.catalog.locate(self.now, &key(k), ms.into())),
+            Op::Lease { key: k, ms } => {
+                let keys = [key((k + ms as u8 % 3) % KEYS), key(k)];
+                let keys: Vec<&[u8]> = keys.iter().map(|key| &key[..]).collect();
+                self.catalog.locate_many(self.now, TenantId::DEFAULT, &keys, ms.into());
+            }
             Op::Copy { key: k, to, from } => {
                 let (to, from) = (segment(to, self), from.map(|from| segment(from, self)));
                 if to.medium() == Vram {
@@ -471,16 +481,21 @@ impl Rig {
     }
 }
 
+fn any_policy() -> impl Strategy<Value = PolicyKind> {
+    prop_oneof![Just(PolicyKind::Lru), Just(PolicyKind::Density)]
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 192, ..ProptestConfig::default() })]
 
     #[test]
     fn vram_holds_what_asked_for_it_and_moves_it_down(
         seed: u64,
+        policy in any_policy(),
         offload in (0..4_usize).prop_map(|n| Offload::ALL[n]),
         ops in vec(any_op(), 1..160),
     ) {
-        let mut rig = Rig::new(seed, offload, false);
+        let mut rig = Rig::new(seed, policy, offload, false);
         for op in &ops {
             rig.apply(op);
             rig.check()?;
@@ -491,10 +506,11 @@ proptest! {
     #[test]
     fn nothing_is_lost_while_there_is_room_below(
         seed: u64,
+        policy in any_policy(),
         offload in (1..4_usize).prop_map(|n| Offload::ALL[n]),
         ops in vec(any_op(), 1..160),
     ) {
-        let mut rig = Rig::new(seed, offload, true);
+        let mut rig = Rig::new(seed, policy, offload, true);
         for op in &ops {
             rig.apply(op);
             rig.check()?;

@@ -16,7 +16,7 @@ use crate::term::Term;
 use crate::trace::Trace;
 use crate::turns::Turns;
 use mooncrate_core::catalog::{
-    self, AuditError, Catalog, Ended, LookFor, Removal, Start, Writer, replacing,
+    self, AuditError, Catalog, Ended, InBatch, LookFor, Removal, Start, Writer, replacing,
 };
 use mooncrate_core::error::{GetError, PutError, RemoveError};
 use mooncrate_core::ids::GroupId;
@@ -289,7 +289,7 @@ impl Master {
             let orders = {
                 let now = boottime();
                 let mut mind = self.mind();
-                for (item, result) in items.iter().zip(results.iter_mut()) {
+                for (at, (item, result)) in items.iter().zip(results.iter_mut()).enumerate() {
                     if result.is_some() {
                         continue;
                     }
@@ -302,7 +302,10 @@ impl Master {
                             &*own
                         }
                     };
-                    match mind.catalog.put_start_by(now, writer, name, item.len, wishes) {
+                    let after = at.checked_sub(1).map(|before| items[before].key);
+                    let batch = InBatch { after, at, len: items.len() };
+                    let (catalog, len) = (&mut mind.catalog, item.len);
+                    match catalog.put_start_in(now, writer, batch, name, len, wishes) {
                         Err(PutError::Reclaiming { .. }) => {
                             open = true;
                             break;

@@ -60,7 +60,7 @@ pub(super) fn run(wanted: &Reads, trace: &Trace) -> Result<bool> {
     ))?;
     let policies = match &wanted.policy {
         Some(name) => vec![name.parse::<PolicyKind>()?],
-        None => PolicyKind::ALL.to_vec(),
+        None => PolicyKind::ALONE.to_vec(),
     };
     let mut all_near = true;
     for policy in policies {

@@ -1,7 +1,7 @@
 //! Every byte accounted for (G8). Linear: for tests, the simulator and `stat --audit`.
 
 use super::Catalog;
-use super::objects::{PartState, Stage};
+use super::objects::{EntryId, PartState, Stage};
 use super::segments::{NOBODY, Payer};
 use crate::extent::Extent;
 use crate::ids::{Generation, SegmentId, Slot, TenantId};
@@ -60,6 +60,24 @@ pub enum AuditError {
         /// By all tenants.
         booked: u64,
     },
+    /// The chains are not what their links say.
+    #[error("{counted} entries follow entry {entry}, {booked} are booked")]
+    Chain {
+        /// Which one.
+        entry: u32,
+        /// Found by walking.
+        counted: u32,
+        /// Booked.
+        booked: u32,
+    },
+    /// A slot is a candidate of another kind than its entry says, or a link is wrong.
+    #[error("the link of entry {entry} is wrong: {what}")]
+    Link {
+        /// Which one.
+        entry: u32,
+        /// In which way.
+        what: &'static str,
+    },
     /// The number of open puts is wrong.
     #[error("{counted} puts are open, {booked} are booked")]
     OpenPuts {
@@ -108,7 +126,7 @@ impl Catalog {
         if let Some((tenant, counted)) = charges.into_iter().find(|(_, bytes)| *bytes > 0) {
             return Err(AuditError::Charge { tenant, counted, booked: 0 });
         }
-        self.audit_accounts()?;
+        self.audit_accounts().and_then(|()| self.audit_chains())?;
         for (index, book) in self.segments.iter() {
             if !book.takes_orders() {
                 continue;
@@ -143,6 +161,50 @@ impl Catalog {
             let lost = book.slots.len() as usize - accounted.min(book.slots.len() as usize);
             if accounted != book.slots.len() as usize {
                 return Err(AuditError::Slots { segment, lost });
+            }
+        }
+        Ok(())
+    }
+
+    /// Successors are as many as are counted, none is behind itself, and what has one is covered in memory of hosts.
+    fn audit_chains(&self) -> Result<(), AuditError> {
+        let Some(chains) = &self.chains else { return Ok(()) };
+        let mut counts: BTreeMap<EntryId, u32> = BTreeMap::new();
+        // By entry: which walk towards the head came by first.
+        let mut walks = vec![EntryId::MAX; self.objects.positions() as usize];
+        for (entry, before, _) in chains.all() {
+            let wrong = |what| Err(AuditError::Link { entry, what });
+            let Some(before) = before else { continue };
+            if self.objects.get(entry).is_none() || !self.in_memory(entry) {
+                return wrong("it follows another one, and is not in memory");
+            }
+            *counts.entry(before).or_default() += 1;
+            let mut chain = std::iter::successors(Some(entry), |id| chains.before(*id));
+            let met = chain.find_map(|id| {
+                let walk = &mut walks[id as usize];
+                if *walk == EntryId::MAX {
+                    *walk = entry;
+                    return None;
+                }
+                Some(*walk)
+            });
+            if met == Some(entry) {
+                return wrong("it is behind itself");
+            }
+        }
+        for (entry, _, booked) in chains.all() {
+            let counted = counts.get(&entry).copied().unwrap_or(0);
+            if counted != booked {
+                return Err(AuditError::Chain { entry, counted, booked });
+            }
+            let parts = self.objects.get(entry).map_or(&[][..], |entry| entry.parts.as_slice());
+            for part in parts {
+                let book = self.segments.book(part.segment);
+                let (_, wanted) = self.victim(part.segment, entry);
+                let told = book.policy.covers(part.slot).or(book.soft.covers(part.slot));
+                if told.is_some_and(|told| told != wanted) {
+                    return Err(AuditError::Link { entry, what: "covered" });
+                }
             }
         }
         Ok(())

@@ -301,6 +301,14 @@ impl Catalog {
         running.any(|copy| copy.leaving.is_some_and(|leaving| leaving.slot_of() == part.slot_of()))
     }
 
+    /// Whether a replica was chosen to be evicted, and waits for its copy below.
+    pub(super) fn is_moving_out(&self, entry: &Entry, part: &Part) -> bool {
+        let coming = entry.parts.as_slice().iter().filter(|p| p.state == PartState::Copying);
+        let mut running = coming.filter_map(|p| self.copies.running.get(&p.slot_of()));
+        let is_part = |leaving: Part| leaving.slot_of() == part.slot_of();
+        running.any(|copy| copy.victim && copy.leaving.is_some_and(is_part))
+    }
+
     /// A copy is over, well or not; what it was. A victim that waited for it is a candidate again, until
     /// somebody ends it.
     pub(super) fn end_copy(
@@ -329,7 +337,7 @@ impl Catalog {
             });
             if here && entry.stage == Stage::Ready && book.is_open() {
                 book.spare(leaving.slot);
-                book.offer_victim(leaving.slot, entry.hash, entry.keep(now));
+                self.offer_victim(now, copy.entry, leaving.segment, leaving.slot);
             }
         }
         Some(copy)
@@ -486,10 +494,10 @@ impl Catalog {
     fn settle_part(&mut self, now: Now, id: EntryId, part: &Part) {
         let entry = self.objects.entry_mut(id);
         entry.set_part(part.segment, part.slot, PartState::Here);
-        let (hash, keep) = (entry.hash, entry.keep(now));
+        let keep = entry.keep(now);
         let soft_until = entry.extra.as_ref().map_or(now, |extra| extra.soft_until);
+        self.offer_victim(now, id, part.segment, part.slot);
         let book = self.segments.book_mut(part.segment);
-        book.offer_victim(part.slot, hash, keep);
         if let Keep::Soft { .. } = keep {
             book.soft_ends.push_back((soft_until, part.slot, part.generation));
         }
@@ -535,6 +543,7 @@ impl Catalog {
         let any = entry.parts.drop_part(part.segment, part.slot);
         let whole = entry.complete(|part| part.state != PartState::Copying);
         self.end_life(now, part, extent, action, id);
+        self.chain_shrunk(id);
         self.part_ended(now, id, any, whole);
     }
 

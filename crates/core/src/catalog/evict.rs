@@ -7,7 +7,8 @@
 use super::Catalog;
 use super::copy::NoCopy;
 use super::objects::{EntryId, Part, PartState, SegmentIndex};
-use super::segments::Book;
+use super::segments::{Book, SlotBook};
+use crate::chunked::Chunked;
 use crate::ids::{SegmentId, Slot};
 use crate::plan::Action;
 use crate::time::Now;
@@ -139,20 +140,23 @@ impl Catalog {
         looks: usize,
         cause: Cause,
     ) -> bool {
+        if let Some(chains) = &mut self.chains {
+            chains.wake(now);
+        }
         let mut ordered = self.evict_extras(now, segment, bytes);
         for _ in 0..looks {
             if ordered >= bytes {
                 return false;
             }
-            let Some(slot) = self.segments.book_mut(segment).candidate(cause) else {
-                return false;
-            };
+            let Some(slot) = self.candidate(now, segment, cause) else { return false };
             let book = self.segments.book_mut(segment);
             let id = book.slots[slot.0].entry;
             let entry = self.objects.entry(id);
             if entry.lease_end > now {
                 book.spare(slot);
-                book.offer_victim(slot, entry.hash, entry.keep(now));
+                self.offer_victim(now, id, segment, slot);
+                self.chain_leased(id);
+                let book = self.segments.book_mut(segment);
                 book.pinned_streak = book.pinned_streak.saturating_add(1);
                 book.pinned_at = now;
                 self.counters.evict_skipped += 1;
@@ -165,13 +169,26 @@ impl Catalog {
                     self.segments.book_mut(segment).spare(slot);
                     self.order_eviction(now, id, part);
                 }
-                Fate::Moves => self.segments.book_mut(segment).spare(slot),
+                Fate::Moves => {
+                    self.segments.book_mut(segment).spare(slot);
+                    self.chain_shrunk(id);
+                }
                 Fate::Waits => return true,
                 Fate::Stays => return false,
             }
             ordered += extent_bytes;
         }
         false
+    }
+
+    /// Who goes next in a segment.
+    fn candidate(&mut self, now: Now, segment: SegmentIndex, cause: Cause) -> Option<Slot> {
+        let (objects, chains) = (&self.objects, &self.chains);
+        self.segments.book_mut(segment).candidate(cause, |slots, slot| {
+            let (id, Some(chains)) = (slots[slot.0].entry, chains) else { return Some(0) };
+            let leased = chains.was_leased(id) && objects.entry(id).lease_end > now;
+            if leased { None } else { chains.worth(id) }
+        })
     }
 
     /// What becomes of a victim. A copy of it to the medium below is begun, where it needs one.
@@ -205,6 +222,7 @@ impl Catalog {
     pub(super) fn order_eviction(&mut self, now: Now, id: EntryId, part: Part) {
         let entry = self.objects.entry_mut(id);
         entry.set_part(part.segment, part.slot, PartState::Evicting);
+        self.chain_shrunk(id);
         let entry = self.objects.entry(id);
         let extent = entry.extent(&part);
         self.order(now, &part, extent, Action::Evict, (None, None));
@@ -213,10 +231,16 @@ impl Catalog {
 
 impl Book {
     /// Who goes next. It stays where it is.
-    fn candidate(&mut self, cause: Cause) -> Option<Slot> {
+    fn candidate(
+        &mut self,
+        cause: Cause,
+        worth: impl Fn(&Chunked<SlotBook>, Slot) -> Option<u64>,
+    ) -> Option<Slot> {
         let for_put = cause == Cause::Put;
-        let ordinary = if for_put && self.ordinary_in_use() { None } else { self.policy.next() };
-        ordinary.or_else(|| if for_put { self.soft.next() } else { None })
+        let passed = for_put && self.ordinary_in_use();
+        let worth = |slot: Slot| worth(&self.slots, slot);
+        let ordinary = if passed { None } else { self.policy.next_by(&worth) };
+        ordinary.or_else(|| if for_put { self.soft.next_by(&worth) } else { None })
     }
 
     /// Whether all ordinary candidates were met in use, one after the other.

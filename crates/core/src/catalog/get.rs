@@ -2,6 +2,7 @@
 //! (M12).
 
 use super::Catalog;
+use super::chains::Batch;
 use super::objects::{Entry, EntryId, Part, PartState, Stage};
 use crate::error::GetError;
 use crate::ids::{ObjectId, TenantId};
@@ -61,8 +62,9 @@ impl Catalog {
     ) -> Result<Located, GetError> {
         let name = name.into();
         key::check(name.key)?;
-        let found = self.objects.find(name);
-        self.locate_found(now, found, lease_ms)
+        let found = [self.objects.find(name)];
+        self.count_request();
+        self.locate_found(now, found[0], lease_ms, &mut Batch::new(&found))
     }
 
     /// The same for many keys, at less than the sum of their prices.
@@ -74,10 +76,16 @@ impl Catalog {
         lease_ms: u32,
     ) -> Vec<Result<Located, GetError>> {
         let found = self.objects.find_many(tenant, keys);
-        let keys = keys.iter().zip(found);
-        keys.map(|(key, found)| {
+        self.count_request();
+        let (mut batch, keys) = (Batch::new(&found), keys.iter().enumerate());
+        keys.map(|(at, key)| {
             key::check(key)?;
-            self.locate_found(now, found, lease_ms)
+            batch.at = at;
+            let located = self.locate_found(now, found[at], lease_ms, &mut batch);
+            if located.is_err() {
+                self.chain_missed(Name::new(tenant, key), &mut batch);
+            }
+            located
         })
         .collect()
     }
@@ -87,15 +95,18 @@ impl Catalog {
         now: Now,
         found: Option<EntryId>,
         lease_ms: u32,
+        batch: &mut Batch<'_>,
     ) -> Result<Located, GetError> {
         let found = found.and_then(|id| Some((id, self.located(id)?)));
         let Some((id, mut located)) = found else { return Err(self.absent(now)) };
         let lease_ms = lease::granted_ms(lease_ms);
         located.lease_ms = lease_ms;
         self.touch_parts(id);
+        self.chain_read(id, batch);
         if lease_ms > 0 {
             let entry = self.objects.entry_mut(id);
             entry.lease_end = entry.lease_end.max(lease::grantor_end(now, lease_ms));
+            self.chain_leased(id);
         }
         if self.objects.entry(id).extra.is_some() {
             self.was_read(now, id);

@@ -213,7 +213,8 @@ impl Catalog {
     /// The same, without a word to the entry that took its key over, which is returned.
     pub(super) fn forget_one(&mut self, id: EntryId) -> Option<EntryId> {
         self.leave_group(id);
-        let entry = self.objects.remove(id);
+        let reuse = self.chain_forgotten(id);
+        let entry = self.objects.remove(id, reuse);
         self.removing.remove(&entry.object);
         self.ends.incomplete.remove(&id);
         if let Some(at) = entry.extra.as_ref().and_then(|extra| extra.expire_at) {
@@ -246,8 +247,9 @@ impl Catalog {
         }
         let entry = self.objects.entry(id);
         for part in entry.parts.as_slice() {
+            let victim = self.victim(part.segment, id);
             let book = self.segments.book_mut(part.segment);
-            book.offer_victim(part.slot, entry.hash, keep);
+            book.offer_victim(part.slot, victim, keep);
             if let Keep::Soft { .. } = keep {
                 book.soft_ends.push_back((soft_until, part.slot, part.generation));
             }
@@ -289,7 +291,8 @@ impl Catalog {
             if until > now {
                 book.soft_ends.push_back((until, slot, generation));
             } else if book.soft.remove(slot) {
-                book.offer_victim(slot, entry.hash, Keep::Normal);
+                let victim = self.victim(segment, known.entry);
+                self.segments.book_mut(segment).offer_victim(slot, victim, Keep::Normal);
             }
         }
     }
@@ -316,6 +319,7 @@ impl Catalog {
                 continue;
             }
             self.counters.expired += 1;
+            self.chain_removed(id);
             self.retire(now, id);
         }
     }

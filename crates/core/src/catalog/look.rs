@@ -7,10 +7,11 @@
 //! in the eviction order. A new leader knows no holds.
 
 use super::Catalog;
+use super::chains::Batch;
 use super::objects::{EntryId, Stage};
 use crate::error::GetError;
 use crate::ids::TenantId;
-use crate::key;
+use crate::key::{self, Name};
 use crate::lease;
 use crate::plan::{Located, Looked};
 use crate::time::{Now, nanos};
@@ -37,10 +38,18 @@ impl Catalog {
         ask: LookFor,
     ) -> Vec<Result<Looked, GetError>> {
         let found = self.objects.find_many(tenant, keys);
-        let keys = keys.iter().zip(found);
-        keys.map(|(key, found)| {
+        if ask.hold || ask.reads {
+            self.count_request();
+        }
+        let (mut batch, keys) = (Batch::new(&found), keys.iter().enumerate());
+        keys.map(|(at, key)| {
             key::check(key)?;
-            self.look_at(now, found, ask)
+            batch.at = at;
+            let looked = self.look_at(now, found[at], ask, &mut batch);
+            if let Ok(Looked::Missing) = looked {
+                self.chain_missed(Name::new(tenant, key), &mut batch);
+            }
+            looked
         })
         .collect()
     }
@@ -50,6 +59,7 @@ impl Catalog {
         now: Now,
         found: Option<EntryId>,
         ask: LookFor,
+        batch: &mut Batch<'_>,
     ) -> Result<Looked, GetError> {
         if let Some(id) = found
             && self.objects.entry(id).stage == Stage::Writing
@@ -58,9 +68,9 @@ impl Catalog {
         }
         let looked = if ask.places {
             let located = if ask.reads {
-                self.locate_found(now, found, 0)
+                self.locate_found(now, found, 0, batch)
             } else {
-                self.peek_found(now, found, ask.hold)
+                self.peek_found(now, found, ask.hold, batch)
             };
             match located {
                 Ok(mut located) => {
@@ -77,6 +87,7 @@ impl Catalog {
                 Some(id) if self.exist_found(now, found)? => {
                     if ask.hold {
                         self.touch_parts(id);
+                        self.chain_read(id, batch);
                     }
                     let entry = self.objects.entry(id);
                     Looked::Here { len: entry.len, group: entry.group() }
@@ -104,6 +115,7 @@ impl Catalog {
         now: Now,
         found: Option<EntryId>,
         hold: bool,
+        batch: &mut Batch<'_>,
     ) -> Result<Located, GetError> {
         let Some((id, located)) = found.and_then(|id| Some((id, self.located(id)?))) else {
             self.exist_found(now, None)?;
@@ -111,6 +123,7 @@ impl Catalog {
         };
         if hold {
             self.touch_parts(id);
+            self.chain_read(id, batch);
         }
         Ok(located)
     }

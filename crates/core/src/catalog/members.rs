@@ -391,6 +391,7 @@ impl Catalog {
             Some(id) if self.same_object(id, told) => {
                 let entry = self.objects.entry_mut(id);
                 entry.lease_end = entry.lease_end.max(lease_end);
+                self.chain_leased(id);
                 id
             }
             Some(id) => return self.other_value(now, id, &part, extent),
@@ -409,11 +410,11 @@ impl Catalog {
         }
         self.charge_part(id, &part);
         let entry = self.objects.entry(id);
-        let keep = entry.keep(now);
+        let (keep, victim) = (entry.keep(now), self.victim(part.segment, id));
         let book = self.segments.book_mut(part.segment);
         book.slots[part.slot.0].entry = id;
         book.live += 1;
-        book.offer_victim(part.slot, entry.hash, keep);
+        book.offer_victim(part.slot, victim, keep);
         if let (Keep::Soft { .. }, Some(extra)) = (keep, &entry.extra) {
             book.soft_ends.push_back((extra.soft_until, part.slot, part.generation));
         }
@@ -482,6 +483,7 @@ impl Catalog {
             entry.len = striping.len;
         }
         let id = self.objects.insert(entry);
+        self.chain_new(id);
         self.join_group(id);
         if label.stripe.is_some() {
             // The other stripes may be on nodes that have not told yet.

@@ -23,16 +23,19 @@
 //!  offload.rs  copies on disks                      promote.rs  back into memory
 //!  trust.rs    disks that come back                 room.rs     ranges of memory, bytes of disks
 //!  demote.rs   what VRAM lets go of
+//!  chains.rs   which entry follows which, follow.rs    and how that changes
 //! ```
 //!
 //! Cost: every call is O(1) in the number of objects; sweeps run in bounded slices from `tick`.
 
 mod asked;
 mod audit;
+mod chains;
 mod copy;
 mod demote;
 mod drain;
 mod evict;
+mod follow;
 mod get;
 mod hot;
 mod lapse;
@@ -58,6 +61,7 @@ mod trust;
 
 pub use audit::AuditError;
 pub use evict::InUse;
+pub use follow::InBatch;
 pub use get::{ListPage, ListSlice, Listed};
 pub use life::Tenant;
 pub use look::LookFor;
@@ -296,6 +300,8 @@ pub struct Catalog {
     nodes: BTreeMap<NodeId, members::Member>,
     tenants: life::Tenants,
     groups: life::Groups,
+    /// Which entry follows which, where the policy asks for that.
+    chains: Option<Box<chains::Chains>>,
     ends: life::Ends,
     /// Objects that are hidden and whose owners have not all confirmed it.
     removing: BTreeSet<ObjectId>,
@@ -354,7 +360,9 @@ impl Catalog {
         }
         let offloads = offload::Offloads::new(config.seed);
         let hot = hot::Hot::new(config.seed);
+        let chains = || Box::new(chains::Chains::new());
         Self {
+            chains: (config.policy == PolicyKind::Density).then(chains),
             placement: config.placement.build(config.seed),
             config,
             epoch,
@@ -476,7 +484,8 @@ impl Catalog {
 
     /// Memory of index and books, keys excluded.
     pub fn heap_bytes(&self) -> usize {
-        self.objects.heap_bytes() + self.segments.heap_bytes() + self.ledger.heap_bytes()
+        let chains = self.chains.as_ref().map_or(0, |chains| chains.heap_bytes());
+        self.objects.heap_bytes() + self.segments.heap_bytes() + self.ledger.heap_bytes() + chains
     }
 
     /// Whether it does not know which nodes there are, and waits for any. What it knows until then is no

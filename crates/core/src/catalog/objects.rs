@@ -491,14 +491,22 @@ impl Objects {
         found.expect("shown entries are indexed").remove();
     }
 
-    pub(super) fn remove(&mut self, id: EntryId) -> Entry {
+    /// Takes an entry out. `reuse`: its number may be that of another entry from now on; if not, the caller says when.
+    pub(super) fn remove(&mut self, id: EntryId, reuse: bool) -> Entry {
         let entry = self.slab[id].take().expect("the caller holds a live entry");
         if !entry.hidden {
             self.unlink(id, entry.hash);
         }
-        self.free.push(id);
+        if reuse {
+            self.reuse(id);
+        }
         self.len -= 1;
         entry
+    }
+
+    /// The number of an entry that was taken out may be used again.
+    pub(super) fn reuse(&mut self, id: EntryId) {
+        self.free.push(id);
     }
 
     pub(super) fn get(&self, id: EntryId) -> Option<&Entry> {

@@ -29,6 +29,8 @@ const WANTED_MAX: usize = 1 << 16;
 const WANTED_LOOKS_MAX: usize = 256;
 /// Steps of the walks ahead of evictions in one call, over all segments.
 const AHEAD_MAX: usize = 1024;
+/// Values of one chain that a walk looks at before it goes on to the next one.
+const CLIMB_MAX: u32 = 64;
 /// A walk that found nothing to do rests for this long.
 const REST: Duration = Duration::from_secs(1);
 /// Disks of other nodes, or segments of their memory, that are looked at for one copy.
@@ -183,6 +185,8 @@ impl Catalog {
         }
         let node = book.offer.node;
         let mut look = true;
+        // What goes after the end of a chain: that before it, which it alone holds.
+        let (mut held, mut climbed) = (None, 0);
         for left in (0..steps).rev() {
             // Looked at first, because the walk does not come back to one that it has passed.
             let taken = |catalog: &mut Self| {
@@ -192,19 +196,26 @@ impl Catalog {
                 return left;
             }
             look = false;
-            let book = self.segments.book_mut(index);
-            let Some((slot, spared)) = book.policy.ahead() else {
-                if std::mem::take(&mut book.ahead.begun) == 0 {
-                    book.ahead.rests_until = now.plus(REST);
+            let (id, part) = if let Some(id) = held.take() {
+                (id, self.objects.entry(id).parts.as_slice().first().copied())
+            } else {
+                climbed = 0;
+                let book = self.segments.book_mut(index);
+                let Some((slot, spared)) = book.policy.ahead() else {
+                    if std::mem::take(&mut book.ahead.begun) == 0 {
+                        book.ahead.rests_until = now.plus(REST);
+                    }
+                    return left;
+                };
+                let id = book.slots[slot.0].entry;
+                if spared || id == NOBODY {
+                    continue;
                 }
-                return left;
+                (id, Some(self.objects.entry(id).part(index, slot)))
             };
-            let id = book.slots[slot.0].entry;
-            if spared || id == NOBODY {
-                continue;
-            }
-            let entry = self.objects.entry(id);
-            let part = entry.part(index, slot);
+            climbed += 1;
+            held = self.held_by(id).filter(|_| climbed < CLIMB_MAX);
+            let (entry, Some(part)) = (self.objects.entry(id), part) else { continue };
             let lacks = !entry.saved && self.on_disks(entry, part.stripe) == 0;
             // What cannot go now is met again, at the latest when it is evicted.
             if part.state == PartState::Here && lacks && self.offload_object(now, id).is_ok() {

@@ -413,8 +413,8 @@ impl Catalog {
         book.pinned_streak = book.pinned_streak.saturating_add(1);
         book.pinned_at = now;
         let id = book.slots[slot.0].entry;
-        let entry = self.objects.entry(id);
-        book.offer_victim(slot, entry.hash, entry.keep(now));
+        self.offer_victim(now, id, segment, slot);
+        self.chain_spared(now, id);
         self.objects.entry_mut(id).set_part(segment, slot, PartState::Here);
         self.counters.evict_skipped += 1;
     }
@@ -467,6 +467,8 @@ impl Catalog {
         self.discharge_part(id, &part);
         let entry = self.objects.entry_mut(id);
         let any = entry.parts.drop_part(segment, slot);
+        self.chain_shrunk(id);
+        let entry = self.objects.entry(id);
         let (ready, orphans) = (entry.stage == Stage::Ready, entry.orphans());
         if any {
             if ready && !entry.complete(|part| part.state != PartState::Copying) {

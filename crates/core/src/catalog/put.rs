@@ -1,6 +1,7 @@
 //! put: reserve all or nothing, hand out a plan, make it visible at the end.
 
 use super::Catalog;
+use super::follow::InBatch;
 use super::objects::{Entry, EntryId, Extra, Part, Parts, Stage};
 use super::open::Writer;
 use super::remove::DEFERRED_MS;
@@ -57,10 +58,41 @@ impl Catalog {
         len: u64,
         config: &PutConfig,
     ) -> Result<WritePlan, PutError> {
+        self.put_start_in(now, writer, InBatch::ALONE, name, len, config)
+    }
+
+    /// The same for a key of a batch.
+    pub fn put_start_in<'a>(
+        &mut self,
+        now: Now,
+        writer: Writer,
+        batch: InBatch<'_>,
+        name: impl Into<Name<'a>>,
+        len: u64,
+        config: &PutConfig,
+    ) -> Result<WritePlan, PutError> {
         let name = name.into();
+        let after = self.chain_start(name, batch);
+        let started = self.start(now, writer, (batch, after), name, len, config);
+        self.chain_started();
+        started
+    }
+
+    fn start(
+        &mut self,
+        now: Now,
+        writer: Writer,
+        (batch, after): (InBatch<'_>, Option<EntryId>),
+        name: Name<'_>,
+        len: u64,
+        config: &PutConfig,
+    ) -> Result<WritePlan, PutError> {
         let mut checked = self.check_put(now, name, len, config);
         if matches!(checked, Err(PutError::InProgress { .. })) && self.free_cut_off(now, name)? {
             checked = self.check_put(now, name, len, config);
+        }
+        if let (Err(PutError::Exists), Some(id)) = (&checked, self.objects.find(name)) {
+            self.chain_existing(id, after, batch);
         }
         let hidden = checked?;
         let striping = self.cut(len, Spread::of(config));
@@ -85,6 +117,8 @@ impl Catalog {
             extra: extra(striping, config),
         };
         let id = self.objects.insert(entry);
+        self.chain_new(id);
+        self.chain_put(id, after, batch);
         if hidden {
             self.upserts.insert(name.hash().0, id);
         }
@@ -256,6 +290,7 @@ impl Catalog {
             let replaced = self.objects.entry(old).object;
             self.objects.hide(old);
             self.hold_key(old, id);
+            self.chain_removed(old);
             if self.objects.entry(old).stage == Stage::Ready {
                 self.counters.replaced += 1;
                 self.retire(now, old);
@@ -302,6 +337,8 @@ impl Catalog {
         let left = parts.as_slice().len() as u16 + entry.orphans();
         entry.stage = Stage::Removing(left);
         let object = entry.object;
+        self.chain_removed(id);
+        self.chain_shrunk(id);
         for part in parts.as_slice() {
             let extent = self.objects.entry(id).extent(part);
             // A segment that is leaving answers for its copy when it is fenced: `sweep`.

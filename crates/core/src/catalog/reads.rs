@@ -59,6 +59,7 @@ impl ReportRate {
 impl Catalog {
     /// A client of this tenant begins a report; how long it shall wait before the next one.
     pub fn report_heard(&mut self, now: Now) -> Duration {
+        self.count_request();
         self.reports.heard(now)
     }
 
@@ -82,6 +83,7 @@ impl Catalog {
                 continue;
             };
             self.touch_parts(id);
+            self.chain_read_again(id);
             if self.objects.entry(id).extra.is_some() {
                 self.was_read(now, id);
             }

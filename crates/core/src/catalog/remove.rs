@@ -135,6 +135,7 @@ impl Catalog {
         }
         let object = entry.object;
         self.counters.removed += 1;
+        self.chain_removed(id);
         // If the list must be written first, the next look at lapsed segments answers for their owners.
         if !self.is_cut_off(id) || !self.give_up(now, id) {
             self.retire(now, id);
@@ -223,6 +224,7 @@ impl Catalog {
             }
         }
         self.objects.entry_mut(id).parts = Parts::new(Vec::new());
+        self.chain_shrunk(id);
         if left == 0 {
             self.forget(id);
         }

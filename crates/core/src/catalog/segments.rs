@@ -324,8 +324,9 @@ impl Book {
         waiting.map(|(slot, _)| slot).eq(&self.awaited)
     }
 
-    /// The slot, whose object's key has this hash, may be evicted from now on, as its `keep` says. On a disk its owner evicts.
-    pub(super) fn offer_victim(&mut self, slot: Slot, hash: u64, keep: Keep) {
+    /// The slot, whose object's key has this hash, may be evicted from now on, as its `keep` says. `covered`: something in
+    /// memory follows it. On a disk its owner evicts.
+    pub(super) fn offer_victim(&mut self, slot: Slot, (hash, covered): (u64, bool), keep: Keep) {
         if self.is_disk() {
             return;
         }
@@ -335,6 +336,9 @@ impl Book {
             Keep::Soft { .. } => self.soft.insert_as(slot, worth),
             Keep::Hard => {}
         }
+        if covered {
+            self.cover(slot, true);
+        }
     }
 
     /// The slot was read.
@@ -343,6 +347,12 @@ impl Book {
         if !self.soft.is_empty() {
             self.soft.touch(slot);
         }
+    }
+
+    /// Something in memory follows what the slot holds from now on, or nothing does.
+    pub(super) fn cover(&mut self, slot: Slot, covered: bool) {
+        self.policy.cover(slot, covered);
+        self.soft.cover(slot, covered);
     }
 
     /// The slot may no longer be evicted.

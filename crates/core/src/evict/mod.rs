@@ -12,9 +12,11 @@
 //! | SIEVE | the oldest that was not read since the hand passed | 8 and a bit |
 //! | S3-FIFO | what was not read twice while in a small queue; it remembers evicted keys | 13, and 15 for ghosts |
 //! | [`Ranked`] | the lowest rank, least recently used first | 9 |
+//! | density | one of little worth without a successor in the cache | 8, and 16 for what the caller knows |
 //!
-//! [`Density`] is not of this form: it needs to know which block follows which. It learns what a block is worth, and
-//! [`Leaves`] find one of little worth.
+//! Density needs to know which block follows which, and how each was used. Both belong to a block and not to a slot,
+//! so the caller keeps them: [`Density`] learns from the uses what a block is worth, and [`Leaves`] find one of little
+//! worth among the slots that are not covered by a successor ([`EvictPolicy::next_by`], [`EvictPolicy::cover`]).
 //!
 //! A policy knows only candidates. Whether one is pinned or leased, the caller finds out when it
 //! has the victim in hand; it then `insert`s it again, which makes it the youngest: what is in use
@@ -39,6 +41,9 @@ use std::str::FromStr;
 /// Slots that one call of `next` passes over at most. If all of them were read, the one that was
 /// reached goes: a whole turn over ten million slots would hold the master's lock far too long.
 pub const WALK_MAX: usize = 256;
+
+/// Seeds the choice of leaves: the same calls give the same evictions.
+const LEAVES_SEED: u64 = 1;
 
 /// What a policy may want to know about a slot that is inserted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -76,6 +81,25 @@ pub trait EvictPolicy: Send + fmt::Debug {
     /// The next candidate. It stays in place: the caller `remove`s it when it goes, and asks again
     /// later if it has to wait for something.
     fn next(&mut self) -> Option<Slot>;
+
+    /// The same for a policy that has to be told what a slot is worth at this moment; the others know it, and do not
+    /// ask. `None` from `worth`: the slot cannot go now.
+    fn next_by(&mut self, worth: &dyn Fn(Slot) -> Option<u64>) -> Option<Slot> {
+        let _ = worth;
+        self.next()
+    }
+
+    /// From now on something in the cache follows what the slot holds, which is of no use without it and should go
+    /// first; or nothing does any more. Nothing happens if the slot is absent. Most do not care.
+    fn cover(&mut self, slot: Slot, covered: bool) {
+        let _ = (slot, covered);
+    }
+
+    /// Whether a candidate was said to be covered; `None` if the slot is absent, or the policy does not care.
+    fn covers(&self, slot: Slot) -> Option<bool> {
+        let _ = slot;
+        None
+    }
 
     /// Takes the next candidate out. The caller evicts it, or `insert`s it again if it is in use.
     fn victim(&mut self) -> Option<Slot> {
@@ -124,11 +148,16 @@ pub enum PolicyKind {
     Sieve,
     /// A small queue for newcomers; only what is read there, or comes back soon, enters the main queue.
     S3Fifo,
+    /// What has no successor in the cache and is worth the least per byte, as learned from the load.
+    Density,
 }
 
 impl PolicyKind {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Fifo, Self::Lru, Self::Sieve, Self::S3Fifo];
+    pub const ALL: [Self; 5] = [Self::Fifo, Self::Lru, Self::Sieve, Self::S3Fifo, Self::Density];
+
+    /// Those that decide alone, by what they are told of slots.
+    pub const ALONE: [Self; 4] = [Self::Fifo, Self::Lru, Self::Sieve, Self::S3Fifo];
 
     /// Its name in configurations.
     pub const fn name(self) -> &'static str {
@@ -137,6 +166,7 @@ impl PolicyKind {
             Self::Lru => "lru",
             Self::Sieve => "sieve",
             Self::S3Fifo => "s3fifo",
+            Self::Density => "density",
         }
     }
 
@@ -147,6 +177,7 @@ impl PolicyKind {
             Self::Lru => Box::new(lru::Lru::new()),
             Self::Sieve => Box::new(sieve::Sieve::new()),
             Self::S3Fifo => Box::new(s3fifo::S3Fifo::new()),
+            Self::Density => Box::new(Leaves::new(LEAVES_SEED)),
         }
     }
 }
@@ -159,7 +190,7 @@ impl fmt::Display for PolicyKind {
 
 /// No policy has this name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there is no eviction policy {0:?}; choose fifo, lru, sieve or s3fifo")]
+#[error("there is no eviction policy {0:?}; choose fifo, lru, sieve, s3fifo or density")]
 pub struct UnknownPolicy(pub String);
 
 impl FromStr for PolicyKind {

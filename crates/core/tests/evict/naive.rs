@@ -76,7 +76,7 @@ impl Naive for OneQueue {
                 self.queue.push(entry);
             }
             PolicyKind::Sieve => self.queue[at].1 = true,
-            PolicyKind::Fifo | PolicyKind::S3Fifo => {}
+            PolicyKind::Fifo | PolicyKind::S3Fifo | PolicyKind::Density => {}
         }
     }
 

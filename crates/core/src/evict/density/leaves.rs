@@ -1,5 +1,7 @@
 //! The candidates of a list: cached blocks without a cached block behind them. One of little worth is found without
 //! a list in the order of worth: among some that are chosen at random, and the worst ones that were seen before.
+//!
+//! Blocks with a cached block behind them may be told as well. They are *covered*: no candidates, unless no leaf can go.
 
 use super::mix;
 use crate::evict::WALK_MAX;
@@ -11,17 +13,24 @@ const ROW: usize = 4;
 /// The worst leaves of earlier evictions that are kept for the next one.
 const REMEMBERED: usize = 16;
 
+/// In `places`: not among the leaves.
+const COVERED: u32 = 1 << 31;
+
 /// Leaves in no order, and how one is chosen.
 #[derive(Debug)]
 pub struct Leaves {
-    slots: Vec<Slot>,
-    /// By slot: its place among the leaves, counted from 1; 0 for none.
+    ends: Vec<Slot>,
+    covered: Vec<Slot>,
+    /// By slot: its place among the leaves, counted from 1; 0 for none. With [`COVERED`]: among those.
     places: Vec<u32>,
     random: u64,
+    /// Where the search among the covered ones goes on.
+    hand: usize,
     /// The worst first. Each may have gone, or have been used, meanwhile.
     worst: [Slot; REMEMBERED + 1],
     remembered: usize,
-    /// Where the walk ahead of the evictions goes on.
+    /// The walk ahead of the evictions has the leaves before this place to go. From the end to the begin: what takes
+    /// the place of a leaf that goes was met already, so none is missed.
     ahead: usize,
 }
 
@@ -52,49 +61,92 @@ impl Leaves {
     /// None yet. The same seed gives the same choices.
     pub const fn new(seed: u64) -> Self {
         Self {
-            slots: Vec::new(),
+            ends: Vec::new(),
+            covered: Vec::new(),
             places: Vec::new(),
             random: seed,
+            hand: 0,
             worst: [Slot(0); REMEMBERED + 1],
             remembered: 0,
-            ahead: 0,
+            ahead: usize::MAX,
         }
     }
 
-    /// The slot is a leaf from now on. Panics if it was one already.
+    /// The slot is a leaf from now on. Panics if it was there already.
     pub fn insert(&mut self, slot: Slot) {
+        self.add(slot, false);
+    }
+
+    /// The slot is there, but not a leaf: a cached block is behind it. Panics if it was there already.
+    pub fn insert_covered(&mut self, slot: Slot) {
+        self.add(slot, true);
+    }
+
+    fn add(&mut self, slot: Slot, covered: bool) {
         let at = slot.0 as usize;
         if at >= self.places.len() {
             self.places.resize(at + 1, 0);
         }
-        assert_eq!(self.places[at], 0, "{slot:?} is a leaf already");
-        self.slots.push(slot);
-        self.places[at] = self.slots.len() as u32;
+        assert_eq!(self.places[at], 0, "{slot:?} can be evicted already");
+        let (list, mark) = self.list(covered);
+        list.push(slot);
+        self.places[at] = mark | list.len() as u32;
     }
 
     /// The same for a slot that became a leaf because the last block behind it was evicted. It is as old as that one,
     /// and likely to be next.
     pub fn uncover(&mut self, slot: Slot) {
+        self.remove(slot);
         self.insert(slot);
         let place = self.remembered.min(REMEMBERED);
         self.worst[place] = slot;
         self.remembered = place + 1;
     }
 
-    /// The slot is no leaf any more; false if it was none.
+    /// The slot is no leaf any more, and not covered either; false if it was neither.
     pub fn remove(&mut self, slot: Slot) -> bool {
         let Some(place) = self.places.get_mut(slot.0 as usize) else { return false };
-        let Some(at) = std::mem::take(place).checked_sub(1) else { return false };
-        self.slots.swap_remove(at as usize);
-        if let Some(moved) = self.slots.get(at as usize) {
-            self.places[moved.0 as usize] = at + 1;
+        let place = std::mem::take(place);
+        let Some(at) = (place & !COVERED).checked_sub(1) else { return false };
+        let (list, mark) = self.list(place & COVERED != 0);
+        list.swap_remove(at as usize);
+        if let Some(moved) = list.get(at as usize).copied() {
+            self.places[moved.0 as usize] = mark | (at + 1);
         }
         true
     }
 
+    fn list(&mut self, covered: bool) -> (&mut Vec<Slot>, u32) {
+        if covered { (&mut self.covered, COVERED) } else { (&mut self.ends, 0) }
+    }
+
     /// Whether the slot is a leaf.
     pub fn contains(&self, slot: Slot) -> bool {
-        self.places.get(slot.0 as usize).is_some_and(|place| *place > 0)
+        self.places.get(slot.0 as usize).is_some_and(|place| (1..COVERED).contains(place))
+    }
+
+    /// Whether the slot is there and covered.
+    pub fn is_covered(&self, slot: Slot) -> bool {
+        self.places.get(slot.0 as usize).is_some_and(|place| *place >= COVERED)
+    }
+
+    /// All that are there.
+    pub const fn all(&self) -> usize {
+        self.ends.len() + self.covered.len()
+    }
+
+    /// For when no leaf can go: the next covered slot that can, of so many that are looked at. Each call goes on where
+    /// the last one stopped.
+    pub fn next_covered(&mut self, worth: impl Fn(Slot) -> Option<u64>) -> Option<Slot> {
+        for _ in 0..self.covered.len().min(WALK_MAX) {
+            self.hand = if self.hand < self.covered.len() { self.hand } else { 0 };
+            let slot = self.covered[self.hand];
+            if worth(slot).is_some() {
+                return Some(slot);
+            }
+            self.hand += 1;
+        }
+        None
     }
 
     /// The leaf to evict. It stays in place. `worth` answers `None` for one that cannot go. `None`: no leaf of those
@@ -104,18 +156,18 @@ impl Leaves {
         for slot in self.worst[..self.remembered].iter().filter(|slot| self.contains(**slot)) {
             ranking.offer(*slot, worth(*slot));
         }
-        let rows = self.slots.len().div_ceil(ROW);
+        let rows = self.ends.len().div_ceil(ROW);
         for _ in 0..ROWS {
             self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
             let first = below(mix(self.random), rows) * ROW;
-            for slot in self.slots.iter().skip(first).take(ROW) {
+            for slot in self.ends.iter().skip(first).take(ROW) {
                 ranking.offer(*slot, worth(*slot));
             }
         }
         if ranking.len == 0 {
             // All of these are in use. The leaves behind them come next, up to a bound.
             let from = below(mix(self.random), rows) * ROW;
-            let round = self.slots[from.min(self.slots.len())..].iter().chain(&self.slots);
+            let round = self.ends[from.min(self.ends.len())..].iter().chain(&self.ends);
             return round.take(WALK_MAX).copied().find(|slot| worth(*slot).is_some());
         }
         // The chosen one as well: it may stay.
@@ -126,24 +178,25 @@ impl Leaves {
 
     /// One step of a walk over all leaves, over and over; `None` at its end.
     pub fn ahead(&mut self) -> Option<Slot> {
-        let found = self.slots.get(self.ahead).copied();
-        self.ahead = if found.is_some() { self.ahead + 1 } else { 0 };
-        found
+        let found = self.ahead.min(self.ends.len()).checked_sub(1);
+        self.ahead = found.unwrap_or(usize::MAX);
+        found.map(|at| self.ends[at])
     }
 
-    /// How many there are.
+    /// How many leaves there are.
     pub const fn len(&self) -> usize {
-        self.slots.len()
+        self.ends.len()
     }
 
-    /// Whether there is none.
+    /// Whether there is no leaf.
     pub const fn is_empty(&self) -> bool {
-        self.slots.is_empty()
+        self.ends.is_empty()
     }
 
     /// Bytes of memory.
     pub fn heap_bytes(&self) -> usize {
-        self.slots.capacity() * size_of::<Slot>() + self.places.capacity() * size_of::<u32>()
+        (self.ends.capacity() + self.covered.capacity()) * size_of::<Slot>()
+            + self.places.capacity() * size_of::<u32>()
     }
 }
 

@@ -25,6 +25,7 @@
 
 mod ghosts;
 mod leaves;
+mod policy;
 
 #[cfg(test)]
 mod tests;
@@ -107,6 +108,10 @@ impl Usage {
         (self.0 >> 4) & USES_MAX
     }
 
+    const fn place(self) -> u32 {
+        self.0 & 15
+    }
+
     /// After another use.
     fn next(earlier: Option<Self>, of: &Use) -> Self {
         let uses = earlier.map_or(0, |usage| (usage.uses() + 1).min(USES_MAX));
@@ -114,7 +119,7 @@ impl Usage {
     }
 
     const fn class(self) -> usize {
-        (u32::BITS - self.uses().leading_zeros()) as usize * PLACES + (self.0 & 15) as usize
+        (u32::BITS - self.uses().leading_zeros()) as usize * PLACES + self.place() as usize
     }
 
     /// Steps of the clock since the last use.
@@ -238,6 +243,17 @@ impl Density {
         new
     }
 
+    /// A use of which only the time is known: the block has the place that it had.
+    pub fn touch_again(&mut self, key: u64, now: u32, before: Usage) -> Usage {
+        let hash = mix(key);
+        let uses = (before.uses() + 1).min(USES_MAX);
+        let usage = Usage::new(now, uses, before.place());
+        if self.learned.follows(hash) {
+            self.learn(hash, self.ghosts.find(hash), usage);
+        }
+        usage
+    }
+
     /// A request uses a block. `before`: its usage, if it is resident. Returns its usage from now on. A block that comes
     /// back keeps its uses if its key is in the sample, as all keys of a small cache are.
     #[inline]
@@ -251,6 +267,21 @@ impl Density {
         let usage = Usage::next(earlier, &of);
         self.learn(hash, known, usage);
         usage
+    }
+
+    /// The capacity has changed to so many blocks, so another share of the keys is sampled. A smaller one empties the
+    /// table: a ghost outside of the sample would only be counted as never used again. So it becomes smaller only when
+    /// it halves at least.
+    pub fn set_blocks(&mut self, blocks: u64) {
+        let highest = ghosts::highest(blocks);
+        let before = self.learned.highest.load(Ordering::Relaxed);
+        if highest < before {
+            if highest > before / 2 {
+                return;
+            }
+            self.ghosts = Ghosts::new();
+        }
+        self.learned.highest.store(highest, Ordering::Relaxed);
     }
 
     /// What was learned so far and will be, for those who only ask.

@@ -1,6 +1,7 @@
 //! The learned density against its naive definition and against LRU, the sample of keys, the choice of leaves.
 
 use super::*;
+use crate::evict::PolicyKind;
 use crate::ids::Slot;
 use crate::rng::Rng;
 use proptest::prelude::*;
@@ -205,4 +206,50 @@ fn leaves_of_little_worth_are_remembered() {
     let worst = leaves.next(worth).expect("there are leaves");
     assert_ne!(worst, odd[0], "chance alone does not find it");
     assert_eq!(leaves.next(|slot| (slot == odd[0]).then_some(0)), None);
+}
+
+/// A sample that becomes smaller forgets whom it followed: others would seem to be never used again.
+#[test]
+fn the_sample_follows_the_capacity() {
+    let mut density = Density::new(10);
+    density.touch(at(1, 1), None);
+    let sample = |density: &Density| density.learned().highest.load(Ordering::Relaxed);
+    density.set_blocks(6144);
+    assert_eq!(sample(&density), u64::MAX, "all keys");
+    // Two thirds of them, which is not half as many: as it was.
+    density.set_blocks(9000);
+    assert_eq!(density.touch(at(1, 2), None).uses(), 1);
+    assert_eq!(sample(&density), u64::MAX);
+    density.set_blocks(1 << 20);
+    assert_eq!(sample(&density), ghosts::highest(1 << 20));
+    density.set_blocks(10);
+    assert_eq!(density.touch(at(1, 3), None).uses(), 0, "the table is empty");
+}
+
+#[test]
+fn a_use_of_unknown_place_keeps_the_place() {
+    let mut density = Density::new(10);
+    let before = density.touch(Use { key: 1, depth: 0, blocks: 100, now: 1 }, None);
+    let usage = density.touch_again(1, 5, before);
+    assert_eq!((usage.last(), usage.uses(), usage.place()), (5, 1, before.place()));
+}
+
+/// What is covered goes only where no leaf can, and each is asked in turn.
+#[test]
+fn covered_slots_are_the_last_ones_to_go() {
+    let mut policy = PolicyKind::Density.build();
+    (0..9).map(Slot).for_each(|slot| policy.insert(slot));
+    (0..8).map(Slot).for_each(|slot| policy.cover(slot, true));
+    assert_eq!((policy.len(), policy.next()), (9, Some(Slot(8))));
+    assert_eq!(
+        [Slot(8), Slot(3), Slot(9)].map(|slot| policy.covers(slot)),
+        [Some(false), Some(true), None]
+    );
+    let only = |which: u32| move |slot: Slot| (slot == Slot(which)).then_some(1);
+    assert_eq!((0..9).filter(|n| policy.next_by(&only(*n)) == Some(Slot(*n))).count(), 9);
+    policy.cover(Slot(2), false);
+    assert_eq!(policy.next_by(&|slot| Some(slot.0.into())), Some(Slot(2)));
+    assert_eq!(std::iter::from_fn(|| policy.ahead()).count(), 2, "leaves only");
+    assert_eq!(std::iter::from_fn(|| policy.victim()).count(), 9);
+    assert!(!policy.remove(Slot(3)) && policy.is_empty());
 }
