@@ -387,11 +387,11 @@ mod tests {
     #[expect(clippy::cast_precision_loss, reason = "an eighth is allowed")]
     fn a_size_is_kept_to_an_eighth() {
         for bytes in (8..5000).chain([1 << 20, (1 << 30) - 1, 1 << 30, (1 << 34) - 1]) {
-            let mut link = Link { depth: RESTS | 77, ..HEAD };
+            let mut link = Link { depth: RESTS | 0x4d, ..HEAD };
             link.set_size(bytes);
             let (size, told) = (link.size(), bytes as f32);
             assert!(size <= told && told < size * 1.125, "{bytes} bytes as {size}");
-            assert_eq!(link.depth & !SIZE_MASK, RESTS | 77);
+            assert_eq!(link.depth & !SIZE_MASK, RESTS | 0x4d);
         }
         let mut link = HEAD;
         link.set_size(0);
