@@ -675,6 +675,18 @@ pub(crate) struct Replay {
     /// Replay through the block manager, too, with the first of the policies, or lru
     #[arg(long)]
     pub(crate) block_manager: bool,
+    /// Replay through a real store, too, with the first of the policies, or lru: fifo, lru, sieve, s3fifo or density
+    #[arg(long)]
+    pub(crate) store: bool,
+    /// Clients of that store
+    #[arg(
+        long,
+        value_name = "COUNT",
+        default_value_t = 4,
+        requires = "store",
+        value_parser = crate::config::count
+    )]
+    pub(crate) clients: u32,
     /// Draw the hit rates over the sizes into this SVG file
     #[arg(long, value_name = "FILE")]
     pub(crate) svg: Option<PathBuf>,

@@ -96,6 +96,29 @@ fn a_load_is_generated_from_its_name_and_seed() {
     }
 }
 
+/// What a real store finds is near what its policy alone does, and every value that is read was checked.
+#[test]
+fn a_real_store_finds_about_what_its_policy_does() {
+    let folder = tempfile::tempdir().unwrap();
+    let replay = |policy: &str| {
+        let args = ["replay", SAMPLE, "--store", "--capacity", "4096,10000", "--json", "--policy"];
+        run(folder.path(), &[&args[..], &[policy]].concat())
+    };
+    for policy in ["lru", "density"] {
+        let told = replay(policy).json();
+        let hits = |name: &str| -> Vec<u64> {
+            rows_of(&told, name).iter().map(|row| row["hits"].as_u64().unwrap()).collect()
+        };
+        let (alone, store) = (hits(policy), hits("store"));
+        // Requests that run at the same time find less of each other.
+        assert!(store[0].abs_diff(alone[0]) < 150, "{policy}: {store:?} and {alone:?}");
+        assert!(store[1].abs_diff(alone[1]) < 100, "{policy}: {store:?} and {alone:?}");
+    }
+    let said = replay("priority");
+    assert_eq!((said.code, said.text().as_str()), (Some(2), ""));
+    assert!(said.err.contains("fifo, lru, sieve, s3fifo or density"), "{}", said.err);
+}
+
 /// What cannot be read is named with the next step, nothing is printed, and no picture is drawn.
 #[test]
 fn a_trace_that_cannot_be_read_is_refused_with_the_next_step() {
@@ -115,7 +138,7 @@ fn a_trace_that_cannot_be_read_is_refused_with_the_next_step() {
             1,
             &["line 1", "blocks of 16 tokens", "--block-tokens"],
         ),
-        (&[SAMPLE, "--policy", "mru"], 2, &["mru", "s3fifo, priority or importance"]),
+        (&[SAMPLE, "--policy", "mru"], 2, &["mru", "s3fifo, priority, importance or density"]),
         (&[SAMPLE, "--capacity", "0"], 2, &["at least 1"]),
     ] {
         let said = run(here, &[&["replay", "--svg", "plot.svg"], args].concat());

@@ -1,6 +1,8 @@
 //! `replay`: what each eviction policy finds of a request trace or a generated load, by size of the cache, beside
 //! the best that is possible. Needs no cluster.
 
+mod store;
+
 use crate::args::{Loads, Replay};
 use crate::failure::Failure;
 use crate::render::{Output, bytes, counted, table};
@@ -10,6 +12,7 @@ use mooncrate_paged::replay::{
 };
 use mooncrate_wire::clock::boottime;
 use serde_json::{Value, json};
+use std::convert::Infallible;
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::BufReader;
@@ -48,7 +51,7 @@ pub(crate) fn run(args: &Replay, out: Output) -> Result<(), Failure> {
         let broken = if args.skip_broken { Broken::Skip } else { Broken::Refuse };
         let trace = read(file, args.block_tokens, broken)?;
         let name = file.file_name().unwrap_or(file.as_os_str());
-        reports.push(Report::new(args, name.to_string_lossy().into_owned(), None, trace));
+        reports.push(Report::new(args, name.to_string_lossy().into_owned(), None, trace)?);
     }
     if let Some(Loads(loads)) = &args.load {
         if let (Some(file), true) = (&args.svg, loads.len() > 1) {
@@ -57,7 +60,7 @@ pub(crate) fn run(args: &Replay, out: Output) -> Result<(), Failure> {
         }
         for load in loads {
             let trace = load.trace(args.seed, args.block_tokens);
-            reports.push(Report::new(args, load.to_string(), Some(args.seed), trace));
+            reports.push(Report::new(args, load.to_string(), Some(args.seed), trace)?);
         }
     }
     if let (Some(file), [report]) = (&args.svg, &reports[..]) {
@@ -103,7 +106,7 @@ fn chosen(given: &[u32], trace: &Trace) -> Vec<u32> {
 #[expect(clippy::cast_precision_loss, reason = "figures for people")]
 impl Report {
     /// Replays the trace through all policies that were asked for.
-    fn new(args: &Replay, name: String, seed: Option<u64>, trace: Trace) -> Self {
+    fn new(args: &Replay, name: String, seed: Option<u64>, trace: Trace) -> Result<Self, Failure> {
         let capacities = chosen(&args.capacity, &trace);
         let bytes_per_token = args.bytes_per_token;
         let mut report = Self { name, seed, trace, bytes_per_token, capacities, lines: Vec::new() };
@@ -113,12 +116,17 @@ impl Report {
                 report.add(policy.name(), |trace, capacity| replay(trace, *policy, capacity));
             }
         }
+        let first = args.policy.first().copied().unwrap_or(Policy::Lru);
         if args.block_manager {
-            let policy = args.policy.first().copied().unwrap_or(Policy::Lru);
-            report.add("manager", |trace, capacity| replay_pool(trace, policy, capacity));
+            report.add("manager", |trace, capacity| replay_pool(trace, first, capacity));
+        }
+        if args.store {
+            report.try_add("store", |trace, capacity| {
+                store::replay_store(trace, first, capacity, args.clients)
+            })?;
         }
         report.add(OPTIMAL, optimal);
-        report
+        Ok(report)
     }
 
     /// The name, and the seed if there is one.
@@ -130,9 +138,20 @@ impl Report {
     }
 
     fn add(&mut self, name: &'static str, find: impl Fn(&Trace, u32) -> Outcome) {
+        let added = self.try_add(name, |trace, size| Ok::<_, Infallible>(find(trace, size)));
+        added.unwrap_or_else(|never| match never {});
+    }
+
+    fn try_add<E>(
+        &mut self,
+        name: &'static str,
+        find: impl Fn(&Trace, u32) -> Result<Outcome, E>,
+    ) -> Result<(), E> {
         let before = boottime();
-        let outcomes = self.capacities.iter().map(|size| find(&self.trace, *size)).collect();
+        let outcomes = self.capacities.iter().map(|size| find(&self.trace, *size));
+        let outcomes = outcomes.collect::<Result<_, _>>()?;
         self.lines.push(Line { name, outcomes, took: boottime().since(before) });
+        Ok(())
     }
 
     /// Requests per second of a line.

@@ -1,0 +1,121 @@
+//! A trace through a real store: a master, a node and clients, over sockets. What ships is what is judged.
+//!
+//! Each client takes the next request, gets all its blocks in one batch, and puts those that are missing in another
+//! one, as an engine does. Each value tells its block, and is checked.
+
+use crate::failure::Failure;
+use mooncrate::{
+    Address, CatalogConfig, ConnectOptions, MasterOptions, NodeOptions, Running, Store, run_both,
+};
+use mooncrate_core::evict::PolicyKind;
+use mooncrate_core::seal::extent_bytes;
+use mooncrate_paged::Policy;
+use mooncrate_paged::replay::{Outcome, Trace, TraceBlock};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Bytes of a value: its policy does not care, and 100,000 of them fit into a small machine.
+const VALUE_BYTES: usize = 1024;
+/// The smallest segment that a node lends.
+const SEGMENT_BYTES_MIN: u64 = 1 << 20;
+
+/// Replays a trace through an empty store of so many blocks with so many clients.
+pub(super) fn replay_store(
+    trace: &Trace,
+    policy: Policy,
+    capacity: u32,
+    clients: u32,
+) -> Result<Outcome, Failure> {
+    let folder = tempfile::tempdir()
+        .map_err(|error| Failure::failed(format!("no folder for the store's socket: {error}")))?;
+    let running = start(policy, capacity, folder.path())?;
+    let master = running.master_address().expect("it was started with one");
+    let requests: Vec<_> = trace.requests().collect();
+    let next = AtomicUsize::new(0);
+    let client = || -> Result<Outcome, Failure> {
+        let store = Store::connect(ConnectOptions {
+            master: master.clone().into(),
+            ..ConnectOptions::default()
+        })
+        .map_err(|error| failed(&error))?;
+        let mut outcome = Outcome { blocks: 0, hits: 0, saved_tokens: 0 };
+        while let Some(request) = requests.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let found = serve(&store, request.blocks)? as u64;
+            outcome.blocks += request.blocks.len() as u64;
+            outcome.hits += found;
+            let tokens = found * u64::from(trace.block_tokens());
+            outcome.saved_tokens += tokens.min(request.tokens.into());
+        }
+        Ok(outcome)
+    };
+    let outcomes: Vec<Result<Outcome, Failure>> = std::thread::scope(|scope| {
+        let running: Vec<_> = (0..clients).map(|_| scope.spawn(client)).collect();
+        running.into_iter().map(|thread| thread.join().expect("a client does not panic")).collect()
+    });
+    let mut sum = Outcome { blocks: 0, hits: 0, saved_tokens: 0 };
+    for outcome in outcomes {
+        let Outcome { blocks, hits, saved_tokens } = outcome?;
+        sum.blocks += blocks;
+        sum.hits += hits;
+        sum.saved_tokens += saved_tokens;
+    }
+    Ok(sum)
+}
+
+/// A store whose memory holds so many values, as far as it lets itself be filled on average.
+fn start(policy: Policy, capacity: u32, folder: &std::path::Path) -> Result<Running, Failure> {
+    let policy: PolicyKind = policy.name().parse().map_err(|error| {
+        Failure::usage(format!("a store cannot replay this: {error}"))
+            .hint("--store takes the first of --policy, or lru")
+    })?;
+    let catalog = CatalogConfig { policy, ..CatalogConfig::default() };
+    let filled = u64::from(catalog.high_permille + catalog.low_permille) / 2;
+    let values = u64::from(capacity) * extent_bytes(VALUE_BYTES as u64);
+    let any_port = || Address::Tcp("127.0.0.1:0".into());
+    let master = MasterOptions { listen: any_port(), catalog, ..MasterOptions::default() };
+    let node = NodeOptions {
+        name: "replay".into(),
+        listen: Some(any_port()),
+        unix: Some(folder.join("node.sock")),
+        segment_bytes: (values * 1000 / filled).max(SEGMENT_BYTES_MIN),
+        slots: Some(2 * capacity + 1024),
+        ..NodeOptions::default()
+    };
+    run_both(master, node).map_err(|error| failed(&error))
+}
+
+/// One request; the blocks found, from the first on.
+fn serve(store: &Store, blocks: &[TraceBlock]) -> Result<usize, Failure> {
+    let keys: Vec<[u8; 4]> = blocks.iter().map(|block| block.0.to_be_bytes()).collect();
+    let names: Vec<&[u8]> = keys.iter().map(|key| &key[..]).collect();
+    let mut missing = Vec::new();
+    let mut found = None;
+    for (at, value) in store.get_batch(&names).into_iter().enumerate() {
+        match value.map_err(|error| failed(&error))? {
+            Some(value) if value == value_of(blocks[at]) => {}
+            Some(_) => {
+                return Err(Failure::failed(format!(
+                    "block {} has the bytes of another",
+                    blocks[at].0
+                )));
+            }
+            None => {
+                found.get_or_insert(at);
+                missing.push(at);
+            }
+        }
+    }
+    let values: Vec<Vec<u8>> = missing.iter().map(|at| value_of(blocks[*at])).collect();
+    let items: Vec<(&[u8], &[u8])> =
+        missing.iter().zip(&values).map(|(at, value)| (names[*at], &value[..])).collect();
+    // A request that is longer than the cache does not keep its tail: a put without room is no error here.
+    drop(store.put_batch(&items));
+    Ok(found.unwrap_or(blocks.len()))
+}
+
+fn failed(error: &mooncrate::Error) -> Failure {
+    Failure::failed(format!("the replay through a store: {error}"))
+}
+
+fn value_of(block: TraceBlock) -> Vec<u8> {
+    block.0.to_be_bytes().repeat(VALUE_BYTES / 4)
+}
