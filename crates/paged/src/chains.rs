@@ -23,6 +23,9 @@ use mooncrate_core::Slot;
 use mooncrate_core::evict::{Density, EvictPolicy, Learned, Leaves, Usage, Use, requests_per_step};
 use std::sync::Arc;
 
+/// Blocks of a request for which the lock of what is learned is taken once.
+const CHUNK: usize = 64;
+
 /// One block. All of it is empty between two lives.
 #[derive(Debug)]
 #[repr(align(16))]
@@ -33,6 +36,14 @@ struct Link {
     followers: AtomicU32,
     /// The block that it follows: generation:32 | block + 1:32; 0: none.
     before: AtomicU64,
+}
+
+impl Link {
+    /// How it was used, unless it was not yet.
+    fn usage(&self) -> Option<Usage> {
+        let bits = self.usage.load(Ordering::Relaxed);
+        (bits != 0).then(|| Usage::from_bits(bits))
+    }
 }
 
 /// All blocks of a pool.
@@ -101,26 +112,41 @@ impl Chains {
         mut uncovered: impl FnMut(BlockId),
     ) {
         let now = self.clock(self.requests.fetch_add(1, Ordering::Relaxed));
-        let (mut density, mut before) = (None, 0);
-        for (depth, block) in table.iter().enumerate() {
-            // One without a name is this sequence's alone: nobody finds what is behind it by way of it.
-            if !records.named(*block) {
-                before = 0;
-                continue;
+        let mut before = 0;
+        for (chunk, blocks) in table.chunks(CHUNK).enumerate() {
+            // A bit for each block whose key is in the sample.
+            let mut sampled = 0_u64;
+            let of = |at: usize| {
+                let key = records.hash(blocks[at]).0[0];
+                Use { key, depth: chunk * CHUNK + at, blocks: table.len(), now }
+            };
+            for (at, block) in blocks.iter().enumerate() {
+                // One without a name is this sequence's alone: nobody finds what is behind it by way of it.
+                if !records.named(*block) {
+                    before = 0;
+                    continue;
+                }
+                let link = self.link(*block);
+                if link.before.load(Ordering::Relaxed) != before {
+                    self.follow(records, *block, before).into_iter().for_each(&mut uncovered);
+                }
+                // Of two requests that end at the same time one may be lost.
+                match self.learned.touch(&of(at), link.usage()) {
+                    Some(usage) => link.usage.store(usage.to_bits(), Ordering::Relaxed),
+                    None => sampled |= 1 << at,
+                }
+                before = u64::from(records.generation(*block)) << 32 | u64::from(block.0 + 1);
             }
-            let link = self.link(*block);
-            if link.before.load(Ordering::Relaxed) != before {
-                self.follow(records, *block, before).into_iter().for_each(&mut uncovered);
+            if sampled > 0 {
+                let mut density = self.density.lock();
+                while sampled > 0 {
+                    let at = sampled.trailing_zeros() as usize;
+                    let link = self.link(blocks[at]);
+                    let usage = density.touch(of(at), link.usage());
+                    link.usage.store(usage.to_bits(), Ordering::Relaxed);
+                    sampled &= sampled - 1;
+                }
             }
-            let known = link.usage.load(Ordering::Relaxed);
-            let known = (known != 0).then(|| Usage::from_bits(known));
-            let of = Use { key: records.hash(*block).0[0], depth, blocks: table.len(), now };
-            let usage = self.learned.touch(&of, known).unwrap_or_else(|| {
-                density.get_or_insert_with(|| self.density.lock()).touch(of, known)
-            });
-            // Of two requests that end at the same time one may be lost.
-            link.usage.store(usage.to_bits(), Ordering::Relaxed);
-            before = u64::from(records.generation(*block)) << 32 | u64::from(block.0 + 1);
         }
     }
 
