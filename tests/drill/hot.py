@@ -18,7 +18,7 @@ PACE = 750
 def hot_values_stay(scene: Scene) -> None:
     share = scene.options.values / COLD
     pool, hot = max(16, round(POOL_MIB * share)), max(4, round(HOT * share))
-    for policy in ("sieve", "lru"):
+    for policy in ("density", "lru"):
         _beside_cold_puts(scene, policy, pool, hot)
     _promoted(scene)
 

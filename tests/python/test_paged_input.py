@@ -39,7 +39,7 @@ def test_caches_say_what_is_wrong():
     for wrong, words in [
         ({"layout": "diagonal"}, "choose of layer-block-head"),
         ({"layout": "mla"}, "NHD"),
-        ({"policy": "random"}, "choose fifo, lru"),
+        ({"policy": "random"}, "choose density, lru"),
         ({"blocks_max": 3}, "blocks_max"),
         ({"blocks": 0}, "at least 1"),
         ({"blocks": 2**31}, "limit"),
@@ -49,8 +49,8 @@ def test_caches_say_what_is_wrong():
             made(**wrong)
     with pytest.raises(TypeError):
         PagedCache("geometry", 4)
-    cache = made(layout="Token_Major", policy="s3fifo")
-    assert (cache.layout, cache.policy, cache.model) == ("token-major", "s3fifo", "test")
+    cache = made(layout="Token_Major", policy="importance")
+    assert (cache.layout, cache.policy, cache.model) == ("token-major", "importance", "test")
 
 
 def test_scores_say_what_is_wrong(cache):

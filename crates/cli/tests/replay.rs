@@ -29,7 +29,7 @@ fn every_policy_is_shown_beside_the_bound() {
     assert_eq!(bound[7]["capacity_blocks"], 8192);
     assert_eq!(bound[7]["hits"], 676, "all but first uses");
     assert_eq!(bound[7]["capacity_bytes"], 8192u64 * 512 * 131_072);
-    for policy in ["fifo", "lru", "sieve", "s3fifo", "priority", "importance", "density"] {
+    for policy in ["fifo", "lru", "priority", "importance", "density"] {
         let rows = rows_of(&told, policy);
         assert_eq!(rows.len(), 8, "{policy}");
         assert_eq!(rows[7]["hits"], bound[7]["hits"], "{policy} has room for everything");
@@ -42,14 +42,14 @@ fn every_policy_is_shown_beside_the_bound() {
         }
     }
     let drawn = std::fs::read_to_string(svg).unwrap();
-    assert_eq!(drawn.matches("<polyline").count(), 8, "seven policies and the bound");
+    assert_eq!(drawn.matches("<polyline").count(), 6, "five policies and the bound");
     assert!(drawn.contains("conversation_300.jsonl: 300 requests"), "{drawn}");
 }
 
 #[test]
 fn sizes_policies_and_geometry_are_chosen_by_flags() {
     let folder = tempfile::tempdir().unwrap();
-    let flags = ["--policy", "lru,s3fifo", "--capacity", "4096,1024", "--bytes-per-token", "1KiB"];
+    let flags = ["--policy", "lru,fifo", "--capacity", "4096,1024", "--bytes-per-token", "1KiB"];
     let text = run(folder.path(), &[&["replay", SAMPLE][..], &flags].concat()).good();
     assert!(text.starts_with("300 requests, 8490 blocks of 512 tokens, 7814 distinct"), "{text}");
     let small = text.find("\n  1024  512.0 MiB").expect(&text);
@@ -59,7 +59,7 @@ fn sizes_policies_and_geometry_are_chosen_by_flags() {
         text.contains(" 5.24 ") && text.contains(" 7.96"),
         "445 and 676 of 8490 blocks: {text}"
     );
-    assert!(text.contains("LRU  S3FIFO  OPTIMAL"), "{text}");
+    assert!(text.contains("LRU  FIFO  OPTIMAL"), "{text}");
 }
 
 /// A generated load needs no file; the same seed gives the same figures.
@@ -116,7 +116,7 @@ fn a_real_store_finds_about_what_its_policy_does() {
     }
     let said = replay("priority");
     assert_eq!((said.code, said.text().as_str()), (Some(2), ""));
-    assert!(said.err.contains("fifo, lru, sieve, s3fifo or density"), "{}", said.err);
+    assert!(said.err.contains("density, lru or fifo"), "{}", said.err);
 }
 
 /// What cannot be read is named with the next step, nothing is printed, and no picture is drawn.
@@ -138,7 +138,7 @@ fn a_trace_that_cannot_be_read_is_refused_with_the_next_step() {
             1,
             &["line 1", "blocks of 16 tokens", "--block-tokens"],
         ),
-        (&[SAMPLE, "--policy", "mru"], 2, &["mru", "s3fifo, priority, importance or density"]),
+        (&[SAMPLE, "--policy", "mru"], 2, &["mru", "lru, fifo, priority or importance"]),
         (&[SAMPLE, "--capacity", "0"], 2, &["at least 1"]),
     ] {
         let said = run(here, &[&["replay", "--svg", "plot.svg"], args].concat());

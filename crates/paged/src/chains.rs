@@ -246,10 +246,10 @@ impl EvictPolicy for ByDensity {
     }
 
     /// Each leaf, and then what would go after it, back to the first block that others follow, too.
-    fn ahead(&mut self) -> Option<(Slot, bool)> {
+    fn ahead(&mut self) -> Option<Slot> {
         let before = self.told.and_then(|told| self.chains.alone_behind(told));
         self.told = before.or_else(|| self.leaves.ahead().map(|slot| BlockId(slot.0)));
-        Some((Slot(self.told?.0), false))
+        Some(Slot(self.told?.0))
     }
 
     fn len(&self) -> usize {

@@ -25,7 +25,7 @@ use crate::chains::{ByDensity, Chains};
 use crate::records::{Reclaimed, Records};
 use crate::{BlockId, Policy};
 use mooncrate_core::Slot;
-use mooncrate_core::evict::{EvictPolicy, Worth};
+use mooncrate_core::evict::EvictPolicy;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -105,7 +105,7 @@ impl Locked<'_> {
                 .compare_exchange(seen, mine, Ordering::AcqRel, Ordering::Relaxed)
                 .is_ok()
             {
-                self.policy.insert_as(Slot(block.0), worth(records, block));
+                self.policy.insert_as(Slot(block.0), records.rank(block).into());
                 return;
             }
         }
@@ -176,7 +176,7 @@ impl Lists {
             let seen = place.load(Ordering::Relaxed);
             if let Some(locked) = open.list.as_mut().filter(|locked| locked.names(seen)) {
                 // It stays there while we hold the lock.
-                locked.policy.touch_as(Slot(block.0), worth(records, block));
+                locked.policy.touch_as(Slot(block.0), records.rank(block).into());
                 return;
             }
             let list = if seen & !USED == 0 { open.own } else { usize::from(seen & !USED) - 1 };
@@ -196,7 +196,7 @@ impl Lists {
             if seen & !USED == 0
                 && place.compare_exchange(seen, mine, Ordering::AcqRel, Ordering::Relaxed).is_ok()
             {
-                locked.policy.insert_as(Slot(block.0), worth(records, block));
+                locked.policy.insert_as(Slot(block.0), records.rank(block).into());
                 return;
             }
         }
@@ -231,10 +231,8 @@ impl Lists {
         for list in &self.all {
             let mut policy = list.policy.lock();
             for _ in 0..steps {
-                let Some((Slot(slot), spared)) = policy.ahead() else { break };
-                if !spared {
-                    tell(BlockId(slot));
-                }
+                let Some(Slot(slot)) = policy.ahead() else { break };
+                tell(BlockId(slot));
             }
         }
     }
@@ -352,7 +350,7 @@ impl Lists {
             }
         }
         place.fetch_and(!USED, Ordering::AcqRel);
-        locked.policy.insert_as(Slot(block.0), worth(records, block));
+        locked.policy.insert_as(Slot(block.0), records.rank(block).into());
         None
     }
 
@@ -369,9 +367,4 @@ impl Lists {
     pub(crate) fn evicted(&self) -> u64 {
         self.all.iter().map(|list| list.evicted.load(Ordering::Relaxed)).sum()
     }
-}
-
-/// What the eviction policy is told of a block.
-fn worth(records: &Records, block: BlockId) -> Worth {
-    Worth { key: records.hash(block).0[0], rank: records.rank(block).into() }
 }

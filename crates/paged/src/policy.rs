@@ -12,10 +12,6 @@ pub enum Policy {
     Fifo,
     /// The block that was not used for the longest time.
     Lru,
-    /// The oldest block that was not used since SIEVE's hand last passed it.
-    Sieve,
-    /// S3-FIFO: a block that was not used again while it was new.
-    S3Fifo,
     /// The block with the lowest priority, as its caller gave it; the least recently used of those.
     Priority,
     /// The block with the lowest importance, a score that its caller gave; the least recently used of those
@@ -28,26 +24,17 @@ pub enum Policy {
 
 impl Policy {
     /// All of them.
-    pub const ALL: [Self; 7] = [
-        Self::Fifo,
-        Self::Lru,
-        Self::Sieve,
-        Self::S3Fifo,
-        Self::Priority,
-        Self::Importance,
-        Self::Density,
-    ];
+    pub const ALL: [Self; 5] =
+        [Self::Fifo, Self::Lru, Self::Priority, Self::Importance, Self::Density];
 
     /// Its name in configurations.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Fifo => PolicyKind::Fifo.name(),
             Self::Lru => PolicyKind::Lru.name(),
-            Self::Sieve => PolicyKind::Sieve.name(),
-            Self::S3Fifo => PolicyKind::S3Fifo.name(),
             Self::Priority => "priority",
             Self::Importance => "importance",
-            Self::Density => "density",
+            Self::Density => PolicyKind::Density.name(),
         }
     }
 
@@ -62,8 +49,6 @@ impl Policy {
         let kind = match self {
             Self::Fifo => PolicyKind::Fifo,
             Self::Lru => PolicyKind::Lru,
-            Self::Sieve => PolicyKind::Sieve,
-            Self::S3Fifo => PolicyKind::S3Fifo,
             Self::Priority | Self::Importance => return Some(Box::new(Ranked::new())),
             Self::Density => return None,
         };
@@ -79,9 +64,7 @@ impl fmt::Display for Policy {
 
 /// No policy has this name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "there is no eviction policy {0:?}; choose fifo, lru, sieve, s3fifo, priority, importance or density"
-)]
+#[error("there is no eviction policy {0:?}; choose density, lru, fifo, priority or importance")]
 pub struct UnknownPolicy(pub String);
 
 impl FromStr for Policy {
@@ -97,7 +80,6 @@ impl FromStr for Policy {
 mod tests {
     use super::*;
     use mooncrate_core::Slot;
-    use mooncrate_core::evict::Worth;
 
     #[test]
     fn names_are_read_as_they_are_written() {
@@ -115,8 +97,8 @@ mod tests {
     fn ranked_policies_look_at_ranks_and_the_others_do_not() {
         for policy in Policy::ALL {
             let Some(mut order) = policy.build() else { continue };
-            order.insert_as(Slot(0), Worth { key: 0, rank: 9 });
-            order.insert_as(Slot(1), Worth { key: 1, rank: 2 });
+            order.insert_as(Slot(0), 9);
+            order.insert_as(Slot(1), 2);
             let first = order.victim();
             assert_eq!(first == Some(Slot(1)), policy.is_ranked(), "{policy}");
         }

@@ -129,7 +129,7 @@ fn eight_threads_find_what_was_written() {
     let identity = Identity::new("m", "", b"g", 0, b"");
     let total = 20_000;
     let (pool, bytes) = (Pool::new(total, total, Policy::Lru).unwrap(), Bytes::new(total));
-    let (small, small_bytes) = (Pool::new(300, 300, Policy::Sieve).unwrap(), Bytes::new(300));
+    let (small, small_bytes) = (Pool::new(300, 300, Policy::Density).unwrap(), Bytes::new(300));
     // Few blocks and many lists: threads release and evict the same blocks all the time.
     let (tight, tight_bytes) = (Pool::new(150, 40_000, Policy::Lru).unwrap(), Bytes::new(150));
     let (linked, linked_bytes) =

@@ -305,7 +305,7 @@ fn draw_config(rng: &mut Rng, seed: u64) -> Config {
         registration: REGISTRATION,
         silent_after: Duration::from_millis(between(rng, 90, 200)),
         order_retry: Duration::from_millis(*pick(rng, &[10, 30, 80, 300])),
-        policy: *pick(rng, &[PolicyKind::Fifo, PolicyKind::Lru, PolicyKind::Sieve]),
+        policy: *pick(rng, &[PolicyKind::Fifo, PolicyKind::Lru, PolicyKind::Density]),
         placement: *pick(
             rng,
             &[

@@ -116,7 +116,7 @@ impl Report {
                 report.add(policy.name(), |trace, capacity| replay(trace, *policy, capacity));
             }
         }
-        let first = args.policy.first().copied().unwrap_or(Policy::Lru);
+        let first = args.policy.first().copied().unwrap_or(Policy::Density);
         if args.block_manager {
             report.add("manager", |trace, capacity| replay_pool(trace, first, capacity));
         }

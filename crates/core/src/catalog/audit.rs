@@ -200,7 +200,7 @@ impl Catalog {
             let parts = self.objects.get(entry).map_or(&[][..], |entry| entry.parts.as_slice());
             for part in parts {
                 let book = self.segments.book(part.segment);
-                let (_, wanted) = self.victim(part.segment, entry);
+                let wanted = self.is_covered(part.segment, entry);
                 let told = book.policy.covers(part.slot).or(book.soft.covers(part.slot));
                 if told.is_some_and(|told| told != wanted) {
                     return Err(AuditError::Link { entry, what: "covered" });

@@ -152,11 +152,10 @@ impl Catalog {
         }
     }
 
-    /// What a policy may want to know of an entry whose slot it takes: the hash of its key, and whether it is covered.
-    pub(super) fn victim(&self, segment: SegmentIndex, id: EntryId) -> (u64, bool) {
+    /// Whether something in memory follows an entry, as far as the policy of a segment wants to know that.
+    pub(super) fn is_covered(&self, segment: SegmentIndex, id: EntryId) -> bool {
         let behind = self.chains.as_ref().map_or(0, |chains| chains.behind(id));
-        let covered = behind > 0 && self.segments.medium(segment) == Medium::Dram;
-        (self.objects.entry(id).hash, covered)
+        behind > 0 && self.segments.medium(segment) == Medium::Dram
     }
 
     /// A slot of an entry may be evicted from now on.
@@ -167,8 +166,8 @@ impl Catalog {
         segment: SegmentIndex,
         slot: Slot,
     ) {
-        let (victim, keep) = (self.victim(segment, id), self.objects.entry(id).keep(now));
-        self.segments.book_mut(segment).offer_victim(slot, victim, keep);
+        let (covered, keep) = (self.is_covered(segment, id), self.objects.entry(id).keep(now));
+        self.segments.book_mut(segment).offer_victim(slot, covered, keep);
     }
 
     /// An entry was read, by one key of a batch.

@@ -247,9 +247,9 @@ impl Catalog {
         }
         let entry = self.objects.entry(id);
         for part in entry.parts.as_slice() {
-            let victim = self.victim(part.segment, id);
+            let covered = self.is_covered(part.segment, id);
             let book = self.segments.book_mut(part.segment);
-            book.offer_victim(part.slot, victim, keep);
+            book.offer_victim(part.slot, covered, keep);
             if let Keep::Soft { .. } = keep {
                 book.soft_ends.push_back((soft_until, part.slot, part.generation));
             }
@@ -291,8 +291,8 @@ impl Catalog {
             if until > now {
                 book.soft_ends.push_back((until, slot, generation));
             } else if book.soft.remove(slot) {
-                let victim = self.victim(segment, known.entry);
-                self.segments.book_mut(segment).offer_victim(slot, victim, Keep::Normal);
+                let covered = self.is_covered(segment, known.entry);
+                self.segments.book_mut(segment).offer_victim(slot, covered, Keep::Normal);
             }
         }
     }

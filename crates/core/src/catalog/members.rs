@@ -410,11 +410,11 @@ impl Catalog {
         }
         self.charge_part(id, &part);
         let entry = self.objects.entry(id);
-        let (keep, victim) = (entry.keep(now), self.victim(part.segment, id));
+        let (keep, covered) = (entry.keep(now), self.is_covered(part.segment, id));
         let book = self.segments.book_mut(part.segment);
         book.slots[part.slot.0].entry = id;
         book.live += 1;
-        book.offer_victim(part.slot, victim, keep);
+        book.offer_victim(part.slot, covered, keep);
         if let (Keep::Soft { .. }, Some(extra)) = (keep, &entry.extra) {
             book.soft_ends.push_back((extra.soft_until, part.slot, part.generation));
         }

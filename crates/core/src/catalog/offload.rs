@@ -201,14 +201,14 @@ impl Catalog {
             } else {
                 climbed = 0;
                 let book = self.segments.book_mut(index);
-                let Some((slot, spared)) = book.policy.ahead() else {
+                let Some(slot) = book.policy.ahead() else {
                     if std::mem::take(&mut book.ahead.begun) == 0 {
                         book.ahead.rests_until = now.plus(REST);
                     }
                     return left;
                 };
                 let id = book.slots[slot.0].entry;
-                if spared || id == NOBODY {
+                if id == NOBODY {
                     continue;
                 }
                 (id, Some(self.objects.entry(id).part(index, slot)))

@@ -10,7 +10,7 @@ use super::trust::Trust;
 use crate::alloc::Allocation;
 use crate::chunked::Chunked;
 use crate::copy::DrainMode;
-use crate::evict::{EvictPolicy, PolicyKind, Worth};
+use crate::evict::{EvictPolicy, PolicyKind};
 use crate::ids::{Generation, Incarnation, SegmentId, Slot, TenantId};
 use crate::place::SegmentLoad;
 use crate::plan::{Action, Keep, Medium, SegmentOffer};
@@ -324,16 +324,15 @@ impl Book {
         waiting.map(|(slot, _)| slot).eq(&self.awaited)
     }
 
-    /// The slot, whose object's key has this hash, may be evicted from now on, as its `keep` says. `covered`: something in
-    /// memory follows it. On a disk its owner evicts.
-    pub(super) fn offer_victim(&mut self, slot: Slot, (hash, covered): (u64, bool), keep: Keep) {
+    /// The slot may be evicted from now on, as its `keep` says. `covered`: something in memory follows it. On a disk its
+    /// owner evicts.
+    pub(super) fn offer_victim(&mut self, slot: Slot, covered: bool, keep: Keep) {
         if self.is_disk() {
             return;
         }
-        let worth = Worth { key: hash, ..Worth::default() };
         match keep {
-            Keep::Normal => self.policy.insert_as(slot, worth),
-            Keep::Soft { .. } => self.soft.insert_as(slot, worth),
+            Keep::Normal => self.policy.insert(slot),
+            Keep::Soft { .. } => self.soft.insert(slot),
             Keep::Hard => {}
         }
         if covered {

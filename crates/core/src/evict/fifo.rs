@@ -21,19 +21,19 @@ impl EvictPolicy for Fifo {
     fn touch(&mut self, _slot: Slot) {}
 
     fn remove(&mut self, slot: Slot) -> bool {
-        self.0.take(slot).is_some()
+        self.0.take(slot)
     }
 
     fn next(&mut self) -> Option<Slot> {
         self.0.oldest()
     }
 
-    fn ahead(&mut self) -> Option<(Slot, bool)> {
-        self.0.ahead(self.0.list().oldest).map(|slot| (slot, false))
+    fn ahead(&mut self) -> Option<Slot> {
+        self.0.ahead()
     }
 
     fn len(&self) -> usize {
-        self.0.list().len
+        self.0.len()
     }
 
     fn heap_bytes(&self) -> usize {

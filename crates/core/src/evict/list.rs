@@ -1,6 +1,6 @@
-//! Lists of slots whose links lie in one array by slot, and the queue that three policies need.
+//! Lists of slots whose links lie in one array by slot, and the queue that two policies need.
 //!
-//! A policy with several lists (S3-FIFO, ranks) shares one array of links among them: a slot is in one
+//! A policy with several lists (ranks) shares one array of links among them: a slot is in one
 //! list at a time. What must stay true: the links of a list's members form one chain from `oldest` to
 //! `youngest`, and the links of every slot in no list are [`ABSENT`].
 
@@ -125,13 +125,13 @@ impl Queue {
         self.list.push(&mut self.links, slot.0);
     }
 
-    /// Takes a slot out and says who was next to it; `None` if it was absent.
-    pub(super) fn take(&mut self, slot: Slot) -> Option<Link> {
-        let link = self.list.take(&mut self.links, slot.0)?;
+    /// Takes a slot out; false if it was absent.
+    pub(super) fn take(&mut self, slot: Slot) -> bool {
+        let Some(link) = self.list.take(&mut self.links, slot.0) else { return false };
         if self.ahead == slot.0 {
             self.ahead = link.younger;
         }
-        Some(link)
+        true
     }
 
     /// Moves a slot to the young end, if it is in the queue.
@@ -143,23 +143,18 @@ impl Queue {
         }
     }
 
-    /// The ends and the length.
-    pub(super) const fn list(&self) -> &List {
-        &self.list
-    }
-
-    pub(super) fn younger(&self, slot: u32) -> u32 {
-        self.links.younger(slot)
+    pub(super) const fn len(&self) -> usize {
+        self.list.len
     }
 
     pub(super) fn oldest(&self) -> Option<Slot> {
         some(self.list.oldest)
     }
 
-    /// One step of the walk ahead, which begins at `start` and ends at the young end.
-    pub(super) fn ahead(&mut self, start: u32) -> Option<Slot> {
+    /// One step of the walk ahead, from the oldest to the youngest.
+    pub(super) fn ahead(&mut self) -> Option<Slot> {
         let walking = std::mem::replace(&mut self.walking, true);
-        let at = if walking { self.ahead } else { start };
+        let at = if walking { self.ahead } else { self.list.oldest };
         if at == NONE {
             self.walking = false;
             return None;

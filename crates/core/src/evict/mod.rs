@@ -2,15 +2,13 @@
 //! is needed.
 //!
 //! One policy per segment, keyed by header slot. Slots are dense, so the order is a list whose
-//! links lie in an array by slot: no map, no allocation per object. Every call is O(1); SIEVE's hand and
-//! S3-FIFO's second chances are bounded by [`WALK_MAX`].
+//! links lie in an array by slot: no map, no allocation per object. Every call is O(1); a search among leaves in use is
+//! bounded by [`WALK_MAX`].
 //!
 //! | policy | evicted first | bytes per slot |
 //! |---|---|---|
 //! | FIFO | the oldest | 8 |
 //! | LRU | the one not read for the longest time | 8 |
-//! | SIEVE | the oldest that was not read since the hand passed | 8 and a bit |
-//! | S3-FIFO | what was not read twice while in a small queue; it remembers evicted keys | 13, and 15 for ghosts |
 //! | [`Ranked`] | the lowest rank, least recently used first | 9 |
 //! | density | one of little worth without a successor in the cache | 8, and 16 for what the caller knows |
 //!
@@ -24,12 +22,9 @@
 
 mod density;
 mod fifo;
-mod ghost;
 mod list;
 mod lru;
 mod ranked;
-mod s3fifo;
-mod sieve;
 
 pub use density::{Density, Learned, Leaves, Usage, Use, requests_per_step};
 pub use ranked::{BadScore, RANKS, Ranked, rank_of};
@@ -38,40 +33,30 @@ use crate::ids::Slot;
 use std::fmt;
 use std::str::FromStr;
 
-/// Slots that one call of `next` passes over at most. If all of them were read, the one that was
-/// reached goes: a whole turn over ten million slots would hold the master's lock far too long.
+/// Slots that one call of `next` passes over at most: a whole turn over ten million slots would hold the master's lock
+/// far too long.
 pub const WALK_MAX: usize = 256;
 
 /// Seeds the choice of leaves: the same calls give the same evictions.
 const LEAVES_SEED: u64 = 1;
-
-/// What a policy may want to know about a slot that is inserted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Worth {
-    /// What the slot holds, as a hash. S3-FIFO recognises by it what it evicted a short while ago, whichever
-    /// slot holds it now.
-    pub key: u64,
-    /// How much it is worth keeping; [`Ranked`] evicts the lowest first.
-    pub rank: u32,
-}
 
 /// The order in which the slots of one segment are evicted.
 pub trait EvictPolicy: Send + fmt::Debug {
     /// The slot may be evicted from now on. Panics if it could be already.
     fn insert(&mut self, slot: Slot);
 
-    /// The same, with what the policy may want to know. Most do not.
-    fn insert_as(&mut self, slot: Slot, worth: Worth) {
-        let _ = worth;
+    /// The same, with a rank. Only [`Ranked`] looks at it.
+    fn insert_as(&mut self, slot: Slot, rank: u32) {
+        let _ = rank;
         self.insert(slot);
     }
 
     /// The slot was read. Nothing happens if it is absent.
     fn touch(&mut self, slot: Slot);
 
-    /// The same, with what the policy may want to know now. Most do not.
-    fn touch_as(&mut self, slot: Slot, worth: Worth) {
-        let _ = worth;
+    /// The same, with the rank that the slot has from now on. Only [`Ranked`] looks at it.
+    fn touch_as(&mut self, slot: Slot, rank: u32) {
+        let _ = rank;
         self.touch(slot);
     }
 
@@ -120,10 +105,9 @@ pub trait EvictPolicy: Send + fmt::Debug {
         taken
     }
 
-    /// One step of a walk ahead of the evictions, in their order and over and over: a candidate, and
-    /// whether it would be spared now because it was read. `None`: the walk is at its end, and the next
-    /// step starts over. Whatever comes and goes, the walk never misses its place.
-    fn ahead(&mut self) -> Option<(Slot, bool)>;
+    /// One step of a walk ahead of the evictions, in their order and over and over: a candidate. `None`: the walk is at
+    /// its end, and the next step starts over. The walk keeps its place while slots come and go.
+    fn ahead(&mut self) -> Option<Slot>;
 
     /// Number of candidates.
     fn len(&self) -> usize;
@@ -144,28 +128,19 @@ pub enum PolicyKind {
     Fifo,
     /// The one that was not read for the longest time first.
     Lru,
-    /// Oldest first, but one that was read since the hand last passed is spared once.
-    Sieve,
-    /// A small queue for newcomers; only what is read there, or comes back soon, enters the main queue.
-    S3Fifo,
     /// What has no successor in the cache and is worth the least per byte, as learned from the load.
     Density,
 }
 
 impl PolicyKind {
     /// All of them.
-    pub const ALL: [Self; 5] = [Self::Fifo, Self::Lru, Self::Sieve, Self::S3Fifo, Self::Density];
-
-    /// Those that decide alone, by what they are told of slots.
-    pub const ALONE: [Self; 4] = [Self::Fifo, Self::Lru, Self::Sieve, Self::S3Fifo];
+    pub const ALL: [Self; 3] = [Self::Fifo, Self::Lru, Self::Density];
 
     /// Its name in configurations.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Fifo => "fifo",
             Self::Lru => "lru",
-            Self::Sieve => "sieve",
-            Self::S3Fifo => "s3fifo",
             Self::Density => "density",
         }
     }
@@ -175,8 +150,6 @@ impl PolicyKind {
         match self {
             Self::Fifo => Box::new(fifo::Fifo::new()),
             Self::Lru => Box::new(lru::Lru::new()),
-            Self::Sieve => Box::new(sieve::Sieve::new()),
-            Self::S3Fifo => Box::new(s3fifo::S3Fifo::new()),
             Self::Density => Box::new(Leaves::new(LEAVES_SEED)),
         }
     }
@@ -190,7 +163,7 @@ impl fmt::Display for PolicyKind {
 
 /// No policy has this name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there is no eviction policy {0:?}; choose fifo, lru, sieve, s3fifo or density")]
+#[error("there is no eviction policy {0:?}; choose density, lru or fifo")]
 pub struct UnknownPolicy(pub String);
 
 impl FromStr for PolicyKind {

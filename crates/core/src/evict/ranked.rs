@@ -5,8 +5,8 @@
 //! counting zeros. A rank is given with the slot and stays until the slot is read with another one. What the rank means is the caller's choice: a priority as it is, or a score through
 //! [`rank_of`].
 
+use super::EvictPolicy;
 use super::list::{Links, List, NONE, some};
-use super::{EvictPolicy, Worth};
 use crate::chunked::Chunked;
 use crate::ids::Slot;
 
@@ -80,12 +80,12 @@ impl Default for Ranked {
 impl EvictPolicy for Ranked {
     /// With the lowest rank.
     fn insert(&mut self, slot: Slot) {
-        self.insert_as(slot, Worth::default());
+        self.insert_as(slot, 0);
     }
 
     /// Ranks above the highest are the highest.
-    fn insert_as(&mut self, slot: Slot, worth: Worth) {
-        let (Slot(slot), rank) = (slot, worth.rank.min(RANKS - 1));
+    fn insert_as(&mut self, slot: Slot, rank: u32) {
+        let (Slot(slot), rank) = (slot, rank.min(RANKS - 1));
         self.lists[rank as usize].push(&mut self.links, slot);
         self.present |= 1 << rank;
         self.ranks.grow(slot + 1, &0);
@@ -107,13 +107,13 @@ impl EvictPolicy for Ranked {
     }
 
     /// A slot whose rank has changed becomes the youngest of its new rank.
-    fn touch_as(&mut self, slot: Slot, worth: Worth) {
-        let rank = worth.rank.min(RANKS - 1);
+    fn touch_as(&mut self, slot: Slot, rank: u32) {
+        let rank = rank.min(RANKS - 1);
         if !self.links.contains(slot.0) || u32::from(self.ranks[slot.0]) == rank {
             return self.touch(slot);
         }
         self.remove(slot);
-        self.insert_as(slot, worth);
+        self.insert_as(slot, rank);
     }
 
     fn remove(&mut self, slot: Slot) -> bool {
@@ -139,7 +139,7 @@ impl EvictPolicy for Ranked {
         some(self.lists[rank as usize].oldest)
     }
 
-    fn ahead(&mut self) -> Option<(Slot, bool)> {
+    fn ahead(&mut self) -> Option<Slot> {
         let mut from = self.walks + 1;
         if !std::mem::replace(&mut self.walking, true) {
             (from, self.ahead) = (0, NONE);
@@ -153,7 +153,7 @@ impl EvictPolicy for Ranked {
         }
         let slot = self.ahead;
         self.ahead = self.links.younger(slot);
-        Some((Slot(slot), false))
+        Some(Slot(slot))
     }
 
     fn len(&self) -> usize {

@@ -226,7 +226,7 @@ fn a_full_vram_does_not_make_memory_evict() {
 #[test]
 fn memory_that_is_in_use_does_not_stop_vram() {
     let mut rig = Rig::of(config(Offload::Evict), &[(1, Dram), (1, Vram)]);
-    for n in 0..15 {
+    for n in 0..16 {
         rig.put(ms(1), &key(n));
         rig.catalog.locate(ms(1), &key(n), 60_000).unwrap();
     }
@@ -235,7 +235,7 @@ fn memory_that_is_in_use_does_not_stop_vram() {
     }
     let counters = rig.catalog.counters();
     assert!(counters.evicted >= 11 && counters.evicted_unsaved > 0, "{counters:?}");
-    for n in 0..15 {
+    for n in 0..16 {
         assert_eq!(rig.located(ms(3), &key(n)), [Dram], "{n}");
     }
 }

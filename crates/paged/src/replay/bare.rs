@@ -9,7 +9,7 @@ use super::ranks::Ranks;
 use super::trace::TraceBlock;
 use crate::policy::Policy;
 use mooncrate_core::Slot;
-use mooncrate_core::evict::{EvictPolicy, Worth};
+use mooncrate_core::evict::EvictPolicy;
 
 /// What is known about a block of the trace.
 #[derive(Clone, Copy, Debug, Default)]
@@ -66,12 +66,11 @@ impl Bare {
 
     fn release(&mut self, block: TraceBlock, depth: usize) {
         let (slot, rank) = (Slot(block.0), self.ranks.rank(block, depth));
-        let worth = Worth { key: block.0.into(), rank };
         let known = &mut self.blocks[block.0 as usize];
         if std::mem::replace(&mut known.candidate, true) {
-            self.policy.touch_as(slot, worth);
+            self.policy.touch_as(slot, rank);
         } else {
-            self.policy.insert_as(slot, worth);
+            self.policy.insert_as(slot, rank);
         }
     }
 }

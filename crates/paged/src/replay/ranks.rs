@@ -37,7 +37,7 @@ impl Ranks {
                 let asked = self.asked[block.0 as usize] as f32;
                 rank_of(asked).expect("a count is finite and not negative")
             }
-            Policy::Fifo | Policy::Lru | Policy::Sieve | Policy::S3Fifo | Policy::Density => 0,
+            Policy::Fifo | Policy::Lru | Policy::Density => 0,
         }
     }
 }

@@ -77,7 +77,7 @@ fn read(store: &Store, n: u32) -> bool {
 
 #[test]
 fn what_is_read_most_stays() {
-    for policy in [PolicyKind::Lru, PolicyKind::Sieve] {
+    for policy in [PolicyKind::Lru, PolicyKind::Density] {
         for shared_memory in [true, false] {
             let missed = misses(policy, shared_memory);
             let reads = HOT * ROUNDS;

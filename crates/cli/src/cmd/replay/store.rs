@@ -65,7 +65,7 @@ pub(super) fn replay_store(
 fn start(policy: Policy, capacity: u32, folder: &std::path::Path) -> Result<Running, Failure> {
     let policy: PolicyKind = policy.name().parse().map_err(|error| {
         Failure::usage(format!("a store cannot replay this: {error}"))
-            .hint("--store takes the first of --policy, or lru")
+            .hint("--store takes the first of --policy: density, lru or fifo")
     })?;
     let catalog = CatalogConfig { policy, ..CatalogConfig::default() };
     let filled = u64::from(catalog.high_permille + catalog.low_permille) / 2;

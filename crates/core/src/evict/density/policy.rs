@@ -38,8 +38,8 @@ impl EvictPolicy for Leaves {
     }
 
     /// Leaves only: the caller knows what they cover.
-    fn ahead(&mut self) -> Option<(Slot, bool)> {
-        Self::ahead(self).map(|slot| (slot, false))
+    fn ahead(&mut self) -> Option<Slot> {
+        Self::ahead(self)
     }
 
     fn len(&self) -> usize {
