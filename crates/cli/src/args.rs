@@ -229,7 +229,8 @@ pub(crate) struct MasterFlags {
     /// [default: 10s]
     #[arg(long, value_name = "TIME")]
     pub(crate) lease_ttl: Option<String>,
-    /// Which values go first when room is short: fifo, lru, sieve, s3fifo or density [default: lru]
+    /// Which values go first when room is short: density (learned from the reads: what is read again stays), lru
+    /// or fifo [default: density]
     #[arg(long, value_name = "POLICY")]
     pub(crate) evict_policy: Option<String>,
     /// Make room in a segment that is fuller than this [default: 95%]
@@ -649,8 +650,8 @@ pub(crate) struct Replay {
         value_parser = crate::config::count
     )]
     pub(crate) capacity: Vec<u32>,
-    /// Which policies: fifo, lru, sieve, s3fifo, priority (heads of prefixes stay), importance (what was
-    /// asked for often stays) or density (learned from the requests) [default: all]
+    /// Which policies: density (learned from the requests), lru, fifo, priority (heads of prefixes stay) or
+    /// importance (what was asked for often stays) [default: all]
     #[arg(long, value_name = "POLICY,…", value_delimiter = ',')]
     pub(crate) policy: Vec<Policy>,
     /// Tokens of a block in the trace
@@ -672,10 +673,10 @@ pub(crate) struct Replay {
     /// Leave lines out that are no requests, and say how many there were
     #[arg(long, conflicts_with = "load")]
     pub(crate) skip_broken: bool,
-    /// Replay through the block manager, too, with the first of the policies, or lru
+    /// Replay through the block manager, too, with the first of the policies, or density
     #[arg(long)]
     pub(crate) block_manager: bool,
-    /// Replay through a real store, too, with the first of the policies, or lru: fifo, lru, sieve, s3fifo or density
+    /// Replay through a real store, too, with the first of the policies, or density: density, lru or fifo
     #[arg(long)]
     pub(crate) store: bool,
     /// Clients of that store

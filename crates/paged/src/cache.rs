@@ -80,9 +80,9 @@ pub struct CacheConfig {
 }
 
 impl CacheConfig {
-    /// A cache of this model that shares prefixes and evicts what was not used for the longest time.
+    /// A cache of this model that shares prefixes and evicts what brings the fewest hits, as learned from the requests.
     pub fn new(model: &str) -> Self {
-        Self { model: model.to_owned(), shard: None, policy: Policy::Lru, prefix_caching: true }
+        Self { model: model.to_owned(), shard: None, policy: Policy::Density, prefix_caching: true }
     }
 }
 

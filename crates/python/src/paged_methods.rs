@@ -19,8 +19,8 @@ use pyo3::types::{PyBytes, PyDict};
 impl PagedCache {
     #[new]
     #[pyo3(
-        signature = (geometry, blocks, *, layout=None, model=String::new(), shard=None, policy="lru", blocks_max=None, prefix_caching=true, memory="host", device=Whole(0)),
-        text_signature = "(geometry, blocks, *, layout=None, model='', shard=None, policy='lru', blocks_max=None, prefix_caching=True, memory='host', device=0)"
+        signature = (geometry, blocks, *, layout=None, model=String::new(), shard=None, policy="density", blocks_max=None, prefix_caching=true, memory="host", device=Whole(0)),
+        text_signature = "(geometry, blocks, *, layout=None, model='', shard=None, policy='density', blocks_max=None, prefix_caching=True, memory='host', device=0)"
     )]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn new(

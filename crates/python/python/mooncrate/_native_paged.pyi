@@ -134,7 +134,7 @@ class PagedCache:
     model: whose KV it is, with all that changes the values: weights, revision, quantisation.
     shard: which part of the model's KV it is: a `mooncrate.paged.Shard`. An engine that is not split, and shares
         blocks with nobody, needs none.
-    policy: which cached blocks go first: "lru", "fifo", "sieve", "s3fifo", "priority", "importance" or "density".
+    policy: which cached blocks go first: "density" (learned from the requests), "lru", "fifo", "priority" or "importance".
     prefix_caching: whether sequences that begin with the same tokens share blocks.
     memory: "host"; "pinned", host memory that GPUs copy from and to at the speed of the link; or "cuda", memory
         of a GPU. Pinned and GPU memory is taken at once for `blocks_max` blocks. Both need NVIDIA's driver
@@ -150,7 +150,7 @@ class PagedCache:
         layout: str | None = None,
         model: str = "",
         shard: tuple[int, int, int, int, int] | None = None,
-        policy: str = "lru",
+        policy: str = "density",
         blocks_max: int | None = None,
         prefix_caching: bool = True,
         memory: str = "host",
