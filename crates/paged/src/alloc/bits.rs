@@ -35,6 +35,7 @@ use crate::BlockId;
 use crate::atomic::{AtomicU8, AtomicU32, AtomicU64, Mutex, Ordering, fence, yield_now};
 use std::iter::Peekable;
 use std::slice::Iter;
+use std::time::Duration;
 
 /// Blocks of one word.
 const WORD: u32 = 64;
@@ -43,9 +44,13 @@ const WHOLE: u8 = 7;
 /// How often a contiguous run is claimed where a hint promises it, before the words are scanned.
 const TRIES: u32 = 64;
 
-/// How often a call that is about to be refused looks again while others may give blocks back. Far more than it
-/// takes: each of the others can be in the way once, and then waits for this call.
-const SETTLES: u32 = if cfg!(loom) { 4 } else { 256 };
+/// How often a call that is about to be refused looks again while others may give blocks back: each of the others can
+/// be in the way once, and then waits for this call.
+const SETTLES: u32 = if cfg!(loom) { 4 } else { 1256 };
+/// After so many looks it sleeps between two: the other call has lost its core, and comes back when the system gives
+/// it one. A thousand sleeps take a second at least.
+const AWAKE: u32 = 256;
+const SLEEP: Duration = Duration::from_millis(1);
 
 /// The word that the last batch of a seat came from. On cache lines of its own.
 #[derive(Debug)]
@@ -170,7 +175,7 @@ impl Bits {
     ) -> bool {
         let wanted = signed(wanted);
         let _alone = self.settling.lock();
-        for _ in 0..SETTLES {
+        for look in 0..SETTLES {
             // In this order: a call that began and ended in between counts as one that is there.
             let ended = self.ended.sum_of_others(seat);
             fence(Ordering::Acquire);
@@ -189,7 +194,7 @@ impl Bits {
             if alone && i64::from(self.free()) < wanted {
                 return false;
             }
-            yield_now();
+            if look < AWAKE { yield_now() } else { std::thread::sleep(SLEEP) }
         }
         false
     }
@@ -681,4 +686,26 @@ fn masks(first: u32, count: u32) -> impl Iterator<Item = (u32, u64)> {
         at += bits;
         Some((word as u32, (u64::MAX >> (u64::from(WORD) - bits)) << low))
     })
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// A call that holds all blocks loses its core before it gives them back. Whoever asks for one block meanwhile
+    /// waits for it: there is room, so a refusal would not be true.
+    #[test]
+    fn a_call_waits_for_one_that_lost_its_core_with_all_blocks() {
+        let bits = Bits::new(100, 100);
+        let mut all = [BlockId::default(); 100];
+        let gathering = bits.gather(1, all.len());
+        assert_eq!(bits.take_some(1, &mut all), all.len());
+        std::thread::scope(|scope| {
+            let small = scope.spawn(|| bits.take(0, &mut [BlockId::default()]));
+            std::thread::sleep(Duration::from_millis(100));
+            bits.give(1, &all);
+            drop(gathering);
+            assert!(small.join().unwrap(), "one of 100 free blocks was refused");
+        });
+    }
 }
