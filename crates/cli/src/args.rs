@@ -229,8 +229,8 @@ pub(crate) struct MasterFlags {
     /// [default: 10s]
     #[arg(long, value_name = "TIME")]
     pub(crate) lease_ttl: Option<String>,
-    /// Which values go first when room is short: density (learned from the reads: what is read again stays), lru
-    /// or fifo [default: density]
+    /// Which values go first when room is short: lru, fifo or density, which learns from the reads and finds most
+    /// among values of one size [default: lru]
     #[arg(long, value_name = "POLICY")]
     pub(crate) evict_policy: Option<String>,
     /// Make room in a segment that is fuller than this [default: 95%]
@@ -688,6 +688,14 @@ pub(crate) struct Replay {
         value_parser = crate::config::count
     )]
     pub(crate) clients: u32,
+    /// Give that store a disk of this size below its memory, and show what is written to it
+    #[arg(
+        long,
+        value_name = "SIZE",
+        requires = "store",
+        value_parser = crate::config::size
+    )]
+    pub(crate) disk: Option<u64>,
     /// Draw the hit rates over the sizes into this SVG file
     #[arg(long, value_name = "FILE")]
     pub(crate) svg: Option<PathBuf>,

@@ -131,7 +131,7 @@ pub(crate) const KEYS: &[Spec] = &[
     spec("workers", AUTO, Kind::CountOrAuto),
     spec("put_timeout", "30s", Kind::Span),
     spec("lease_ttl", "10s", Kind::Span),
-    spec("evict_policy", "density", Kind::Policy),
+    spec("evict_policy", "lru", Kind::Policy),
     spec("evict_above", "95%", Kind::Percent),
     spec("evict_to", "90%", Kind::Percent),
     spec("placement", "random", Kind::Placement),

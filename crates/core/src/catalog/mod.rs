@@ -168,7 +168,7 @@ impl Default for Config {
             silent_after: Duration::from_secs(2),
             lease_ttl: Duration::from_secs(10),
             order_retry: Duration::from_secs(1),
-            policy: PolicyKind::Density,
+            policy: PolicyKind::Lru,
             placement: PlacementKind::Random,
             stripe_bytes: 64 << 20,
             hard_permille: 500,
