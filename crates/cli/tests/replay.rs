@@ -114,6 +114,12 @@ fn a_real_store_finds_about_what_its_policy_does() {
         assert!(store[0].abs_diff(alone[0]) < 150, "{policy}: {store:?} and {alone:?}");
         assert!(store[1].abs_diff(alone[1]) < 100, "{policy}: {store:?} and {alone:?}");
     }
+    let args = ["replay", SAMPLE, "--store", "--disk", "256MiB", "--capacity", "4096", "--json"];
+    let told = run(folder.path(), &args).json();
+    let row = &rows_of(&told, "store")[0];
+    // Memory holds some thousand of the 7,814 blocks; what it gives up is found on the disk.
+    assert!(row["hits"].as_u64() > Some(620) && row["hits"].as_u64() <= Some(676), "{row}");
+    assert!(row["disk_written_bytes"].as_u64() > Some(1_000_000), "{row}");
     let said = replay("priority");
     assert_eq!((said.code, said.text().as_str()), (Some(2), ""));
     assert!(said.err.contains("density, lru or fifo"), "{}", said.err);

@@ -12,7 +12,6 @@ use mooncrate_paged::replay::{
 };
 use mooncrate_wire::clock::boottime;
 use serde_json::{Value, json};
-use std::convert::Infallible;
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::BufReader;
@@ -27,6 +26,8 @@ const OPTIMAL: &str = "optimal";
 struct Line {
     name: &'static str,
     outcomes: Vec<Outcome>,
+    /// Bytes that were written to a disk, at each size; empty without one.
+    written: Vec<u64>,
     /// Time of all sizes together.
     took: Duration,
 }
@@ -121,9 +122,7 @@ impl Report {
             report.add("manager", |trace, capacity| replay_pool(trace, first, capacity));
         }
         if args.store {
-            report.try_add("store", |trace, capacity| {
-                store::replay_store(trace, first, capacity, args.clients)
-            })?;
+            report.add_store(first, (args.clients, args.disk))?;
         }
         report.add(OPTIMAL, optimal);
         Ok(report)
@@ -138,19 +137,21 @@ impl Report {
     }
 
     fn add(&mut self, name: &'static str, find: impl Fn(&Trace, u32) -> Outcome) {
-        let added = self.try_add(name, |trace, size| Ok::<_, Infallible>(find(trace, size)));
-        added.unwrap_or_else(|never| match never {});
+        let before = boottime();
+        let outcomes = self.capacities.iter().map(|size| find(&self.trace, *size)).collect();
+        let took = boottime().since(before);
+        self.lines.push(Line { name, outcomes, written: Vec::new(), took });
     }
 
-    fn try_add<E>(
-        &mut self,
-        name: &'static str,
-        find: impl Fn(&Trace, u32) -> Result<Outcome, E>,
-    ) -> Result<(), E> {
+    fn add_store(&mut self, policy: Policy, way: (u32, Option<u64>)) -> Result<(), Failure> {
         let before = boottime();
-        let outcomes = self.capacities.iter().map(|size| find(&self.trace, *size));
-        let outcomes = outcomes.collect::<Result<_, _>>()?;
-        self.lines.push(Line { name, outcomes, took: boottime().since(before) });
+        let replays =
+            self.capacities.iter().map(|size| store::replay_store(&self.trace, policy, *size, way));
+        let (outcomes, mut written): (_, Vec<u64>) = replays.collect::<Result<_, _>>()?;
+        if way.1.is_none() {
+            written.clear();
+        }
+        self.lines.push(Line { name: "store", outcomes, written, took: boottime().since(before) });
         Ok(())
     }
 
@@ -170,7 +171,8 @@ impl Report {
     pub(crate) fn json(&self) -> Value {
         let rows = self.lines.iter().flat_map(|line| {
             let rate = self.rate(line);
-            self.capacities.iter().zip(&line.outcomes).map(move |(capacity, outcome)| {
+            let sizes = self.capacities.iter().zip(&line.outcomes).enumerate();
+            sizes.map(move |(at, (capacity, outcome))| {
                 json!({
                     "policy": line.name,
                     "capacity_blocks": capacity,
@@ -179,6 +181,7 @@ impl Report {
                     "hit_rate": outcome.hit_rate(),
                     "saved_tokens": outcome.saved_tokens,
                     "saved_bytes": outcome.saved_bytes(self.bytes_per_token),
+                    "disk_written_bytes": line.written.get(at),
                     "requests_per_second": rate,
                 })
             })
@@ -225,10 +228,28 @@ impl Report {
         ] {
             let _ = write!(screen, "\n\n{title}\n\n{table}");
         }
+        for line in self.lines.iter().filter(|line| !line.written.is_empty()) {
+            let _ = write!(
+                screen,
+                "\n\nWritten to the disk by the {}\n\n{}",
+                line.name,
+                self.disk(line)
+            );
+        }
         let rates = self.lines.iter().map(|line| format!("{} {:.0}", line.name, self.rate(line)));
         let rates = rates.collect::<Vec<_>>().join(", ");
         let _ = write!(screen, "\n\nRequests replayed per second: {rates}");
         screen
+    }
+
+    /// What was written to a disk, in all and for each block that was found.
+    fn disk(&self, line: &Line) -> String {
+        let rows = self.capacities.iter().zip(line.outcomes.iter().zip(&line.written));
+        let rows = rows.map(|(capacity, (outcome, written))| {
+            let each = *written as f64 / outcome.hits.max(1) as f64;
+            vec![capacity.to_string(), bytes(*written), format!("{each:.0} B")]
+        });
+        table(&["BLOCKS", "WRITTEN", "PER BLOCK FOUND"], &[0, 1, 2], rows.collect()).trim_fmt()
     }
 
     /// Sizes down, policies across.

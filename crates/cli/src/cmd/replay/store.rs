@@ -1,16 +1,18 @@
 //! A trace through a real store: a master, a node and clients, over sockets. What ships is what is judged.
 //!
 //! Each client takes the next request, gets all its blocks in one batch, and puts those that are missing in another
-//! one, as an engine does. Each value tells its block, and is checked.
+//! one, as an engine does. Each value tells its block, and is checked. Below the memory there may be a disk.
 
 use crate::failure::Failure;
 use mooncrate::{
-    Address, CatalogConfig, ConnectOptions, MasterOptions, NodeOptions, Running, Store, run_both,
+    Address, CatalogConfig, ConnectOptions, MasterOptions, NodeOptions, Running, SsdConfig, Store,
+    TierConfig, run_both,
 };
 use mooncrate_core::evict::PolicyKind;
 use mooncrate_core::seal::extent_bytes;
 use mooncrate_paged::Policy;
 use mooncrate_paged::replay::{Outcome, Trace, TraceBlock};
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Bytes of a value: its policy does not care, and 100,000 of them fit into a small machine.
@@ -18,25 +20,26 @@ const VALUE_BYTES: usize = 1024;
 /// The smallest segment that a node lends.
 const SEGMENT_BYTES_MIN: u64 = 1 << 20;
 
-/// Replays a trace through an empty store of so many blocks with so many clients.
+/// Replays a trace through an empty store of so many blocks, and bytes of a disk, with so many clients. Returns the
+/// bytes that were written to the disk as well.
 pub(super) fn replay_store(
     trace: &Trace,
     policy: Policy,
     capacity: u32,
-    clients: u32,
-) -> Result<Outcome, Failure> {
+    (clients, disk): (u32, Option<u64>),
+) -> Result<(Outcome, u64), Failure> {
     let folder = tempfile::tempdir()
         .map_err(|error| Failure::failed(format!("no folder for the store's socket: {error}")))?;
-    let running = start(policy, capacity, folder.path())?;
+    let running = start(policy, capacity, disk, folder.path())?;
     let master = running.master_address().expect("it was started with one");
     let requests: Vec<_> = trace.requests().collect();
     let next = AtomicUsize::new(0);
+    let connect = || {
+        let options = ConnectOptions { master: master.clone().into(), ..ConnectOptions::default() };
+        Store::connect(options).map_err(|error| failed(&error))
+    };
     let client = || -> Result<Outcome, Failure> {
-        let store = Store::connect(ConnectOptions {
-            master: master.clone().into(),
-            ..ConnectOptions::default()
-        })
-        .map_err(|error| failed(&error))?;
+        let store = connect()?;
         let mut outcome = Outcome { blocks: 0, hits: 0, saved_tokens: 0 };
         while let Some(request) = requests.get(next.fetch_add(1, Ordering::Relaxed)) {
             let found = serve(&store, request.blocks)? as u64;
@@ -58,11 +61,17 @@ pub(super) fn replay_store(
         sum.hits += hits;
         sum.saved_tokens += saved_tokens;
     }
-    Ok(sum)
+    let counters = connect()?.stat().map_err(|error| failed(&error))?.counters;
+    Ok((sum, counters.offloaded_bytes))
 }
 
 /// A store whose memory holds so many values, as far as it lets itself be filled on average.
-fn start(policy: Policy, capacity: u32, folder: &std::path::Path) -> Result<Running, Failure> {
+fn start(
+    policy: Policy,
+    capacity: u32,
+    disk: Option<u64>,
+    folder: &Path,
+) -> Result<Running, Failure> {
     let policy: PolicyKind = policy.name().parse().map_err(|error| {
         Failure::usage(format!("a store cannot replay this: {error}"))
             .hint("--store takes the first of --policy: density, lru or fifo")
@@ -78,6 +87,13 @@ fn start(policy: Policy, capacity: u32, folder: &std::path::Path) -> Result<Runn
         unix: Some(folder.join("node.sock")),
         segment_bytes: (values * 1000 / filled).max(SEGMENT_BYTES_MIN),
         slots: Some(2 * capacity + 1024),
+        tier: TierConfig {
+            disks: disk
+                .map(|bytes| SsdConfig::new(folder.join("disk"), bytes))
+                .into_iter()
+                .collect(),
+            ..TierConfig::default()
+        },
         ..NodeOptions::default()
     };
     run_both(master, node).map_err(|error| failed(&error))
