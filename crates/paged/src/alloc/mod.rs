@@ -31,6 +31,7 @@ mod magazine;
 mod map;
 mod pockets;
 mod seats;
+mod word;
 
 pub use magazine::Magazine;
 
