@@ -14,6 +14,7 @@ use mooncrate_core::plan::{Located, Locator, Medium};
 use mooncrate_core::time::{Deadline, Now};
 use mooncrate_lock::Mutex;
 use mooncrate_mem::clock::boottime;
+use mooncrate_rt as rt;
 use mooncrate_transfer::{Path, Read, TransferError};
 use mooncrate_wire::DataError;
 use mooncrate_wire::master_link::frames;
@@ -68,8 +69,7 @@ struct Group<'a> {
 /// Threads that copy the values of one batch out of mapped memory: one core copies a third of what memory gives,
 /// and half of the cores are left to others.
 fn copiers() -> usize {
-    static CORES: LazyLock<usize> =
-        LazyLock::new(|| std::thread::available_parallelism().map_or(1, usize::from));
+    static CORES: LazyLock<usize> = LazyLock::new(rt::cores);
     (*CORES / 2).clamp(1, 4)
 }
 

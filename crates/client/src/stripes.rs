@@ -4,6 +4,7 @@ use mooncrate_core::key::Key;
 use mooncrate_core::plan::{Locator, PutConfig, WritePlan};
 use mooncrate_core::{SegmentId, TenantId};
 use mooncrate_lock::interrupt::Team;
+use mooncrate_rt as rt;
 use mooncrate_transfer::Write;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -118,7 +119,7 @@ pub(crate) fn in_parallel<T: Sync, R: Send>(
             done.push((at, work(item)));
         }
     };
-    let threads = items.len().min(most.max(1));
+    let threads = items.len().min(most.max(1)).min(rt::helpers().saturating_add(1));
     let team = Team::new();
     let mut all: Vec<(usize, R)> = std::thread::scope(|scope| {
         let other = |_| {

@@ -1,6 +1,7 @@
 //! `Condvar`: waiting for a change of what a mutex guards.
 
-use crate::{MutexGuard, turns};
+use crate::MutexGuard;
+use mooncrate_rt as rt;
 use std::sync::PoisonError;
 use std::time::Duration;
 
@@ -27,7 +28,7 @@ impl Condvar {
 
     /// Gives the lock up, waits to be woken, and has it again. Also wakes for no reason: look again.
     pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
-        if self.turn(guard, None).is_some() {
+        if self.wait_in_world(guard, None).is_some() {
             return;
         }
         let held = guard.held.take().expect("a guard holds its lock");
@@ -36,7 +37,7 @@ impl Condvar {
 
     /// The same, for so long at most.
     pub fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, time: Duration) -> Waited {
-        if let Some(over) = self.turn(guard, Some(time)) {
+        if let Some(over) = self.wait_in_world(guard, Some(time)) {
             return Waited(over);
         }
         let held = guard.held.take().expect("a guard holds its lock");
@@ -46,23 +47,38 @@ impl Condvar {
         Waited(ended.timed_out())
     }
 
-    /// For threads that take turns: lets others run and wakes for no reason; `None`: this one takes none.
-    #[expect(clippy::unused_self, reason = "the hook wakes everybody, whatever they wait for")]
-    fn turn<T>(&self, guard: &mut MutexGuard<'_, T>, time: Option<Duration>) -> Option<bool> {
-        let hook = turns::hook()?;
+    /// Waits in the world of this thread; whether the time is over. `None`: it is in no world.
+    fn wait_in_world<T>(
+        &self,
+        guard: &mut MutexGuard<'_, T>,
+        time: Option<Duration>,
+    ) -> Option<bool> {
+        let world = rt::world()?;
+        // No wake-up is lost in between: in a world another thread runs only where this one calls the world.
         drop(guard.held.take());
-        let over = hook(turns::Why::Waits(time));
-        guard.held = guard.lock.lock().held.take();
+        let over = world.wait(self.queue(), time);
+        guard.held = crate::try_in_world(|| guard.lock.try_lock())?.held.take();
         Some(over)
+    }
+
+    /// Names this in a world.
+    fn queue(&self) -> usize {
+        std::ptr::from_ref(self).addr()
     }
 
     /// Wakes one thread that waits.
     pub fn notify_one(&self) {
+        if let Some(world) = rt::world() {
+            world.wake(self.queue(), false);
+        }
         self.0.notify_one();
     }
 
     /// Wakes all.
     pub fn notify_all(&self) {
+        if let Some(world) = rt::world() {
+            world.wake(self.queue(), true);
+        }
         self.0.notify_all();
     }
 }

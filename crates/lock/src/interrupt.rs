@@ -18,10 +18,10 @@
 //! There is no clock here: whoever has read one passes it in.
 
 use crate::{Condvar, Mutex};
+use mooncrate_rt as rt;
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
 use std::time::Duration;
 
 /// The longest wait of a thread that can be interrupted, before it asks again.
@@ -132,7 +132,7 @@ pub fn ask_at(now: u64) -> bool {
 /// Sleeps, unless the call shall end; whether it shall.
 pub fn sleep(time: Duration) -> bool {
     if !is_on() {
-        thread::sleep(time);
+        rt::sleep(time);
         return false;
     }
     let mut left = time;
@@ -144,7 +144,7 @@ pub fn sleep(time: Duration) -> bool {
             return false;
         }
         let step = left.min(SLICE);
-        thread::sleep(step);
+        rt::sleep(step);
         left -= step;
         let mut call = CALL.get();
         call.slept += step;
@@ -270,6 +270,7 @@ impl Drop for Helper {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::thread;
 
     thread_local! {
         static ASKED: Cell<u32> = const { Cell::new(0) };

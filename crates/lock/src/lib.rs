@@ -8,8 +8,8 @@
 //! (as `parking_lot` does) leave the child with a table of threads that do not exist, whose memory new
 //! threads then reuse.
 //!
-//! Threads of a simulation take turns at these locks ([`turns`]), and a call that blocks can be ended by its
-//! caller ([`interrupt`]).
+//! In a world of `mooncrate_rt` these locks wait in the world's time, and a call that blocks can be ended by
+//! its caller ([`interrupt`]).
 //!
 //! Deliberately absent: what `std` has and nobody here needs, and any table.
 #![forbid(unsafe_code)]
@@ -18,8 +18,25 @@ mod condvar;
 pub mod interrupt;
 mod mutex;
 mod rwlock;
-pub mod turns;
 
 pub use condvar::{Condvar, Waited};
 pub use mutex::{Mutex, MutexGuard};
 pub use rwlock::RwLock;
+
+/// In a world another thread may run before this one takes a lock.
+fn before_lock() {
+    if let Some(world) = mooncrate_rt::world() {
+        world.before_lock();
+    }
+}
+
+/// In a world: tries until the lock is free, while others run. `None`: this thread is in no world.
+fn try_in_world<T>(mut attempt: impl FnMut() -> Option<T>) -> Option<T> {
+    let world = mooncrate_rt::world()?;
+    loop {
+        if let Some(value) = attempt() {
+            return Some(value);
+        }
+        world.taken();
+    }
+}

@@ -1,6 +1,6 @@
 //! `Mutex`: one holder at a time.
 
-use crate::turns;
+use mooncrate_rt as rt;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -35,10 +35,11 @@ impl<T> Mutex<T> {
 impl<T: ?Sized> Mutex<T> {
     /// Waits for it.
     pub fn lock(&self) -> MutexGuard<'_, T> {
+        crate::before_lock();
         if let Some(guard) = self.try_lock() {
             return guard;
         }
-        if let Some(guard) = turns::try_until(|| self.try_lock()) {
+        if let Some(guard) = crate::try_in_world(|| self.try_lock()) {
             return guard;
         }
         // Relaxed, here and below: the counts only tell a fair holder when to stop looking; the inner lock
@@ -89,6 +90,8 @@ impl<T: ?Sized> MutexGuard<'_, T> {
         let lock = guard.lock;
         let before = lock.waited.load(Ordering::Relaxed);
         drop(guard);
+        // In a world nobody is counted as waiting, and others run here.
+        rt::step();
         for _ in 0..HANDOVER_LOOKS {
             let nobody = lock.waiting.load(Ordering::Relaxed) == 0;
             if nobody || lock.waited.load(Ordering::Relaxed) != before {

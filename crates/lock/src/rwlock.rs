@@ -1,6 +1,5 @@
 //! `RwLock`: many readers, or one writer.
 
-use crate::turns;
 use std::sync::{PoisonError, RwLockReadGuard, RwLockWriteGuard, TryLockError, TryLockResult};
 
 /// Something that many threads read, or one changes.
@@ -22,10 +21,11 @@ impl<T> RwLock<T> {
 impl<T: ?Sized> RwLock<T> {
     /// Waits until nobody writes. A thread that reads already must not read again: a writer may be between.
     pub fn read(&self) -> RwLockReadGuard<'_, T> {
+        crate::before_lock();
         if let Some(guard) = free(self.0.try_read()) {
             return guard;
         }
-        if let Some(guard) = turns::try_until(|| free(self.0.try_read())) {
+        if let Some(guard) = crate::try_in_world(|| free(self.0.try_read())) {
             return guard;
         }
         self.0.read().unwrap_or_else(PoisonError::into_inner)
@@ -33,10 +33,11 @@ impl<T: ?Sized> RwLock<T> {
 
     /// Waits until nobody else has it.
     pub fn write(&self) -> RwLockWriteGuard<'_, T> {
+        crate::before_lock();
         if let Some(guard) = free(self.0.try_write()) {
             return guard;
         }
-        if let Some(guard) = turns::try_until(|| free(self.0.try_write())) {
+        if let Some(guard) = crate::try_in_world(|| free(self.0.try_write())) {
             return guard;
         }
         self.0.write().unwrap_or_else(PoisonError::into_inner)

@@ -2,11 +2,11 @@
 
 use crate::seat::{Seat, SeatHandler};
 use crate::service::Master;
+use mooncrate_rt as rt;
 use mooncrate_wire::address::Bound;
 use mooncrate_wire::{ServerConfig, serve_control};
 use std::io;
 use std::sync::Arc;
-use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 use tokio::sync::watch;
 
@@ -20,9 +20,9 @@ pub struct Serving {
     /// Ends the threads that keep time, before anything else: a node that finds nobody listening relies on it that
     /// this master gives no key up any more.
     timeless: watch::Sender<bool>,
-    tickers: Vec<JoinHandle<()>>,
+    tickers: Vec<rt::Thread<()>>,
     shutdown: watch::Sender<bool>,
-    threads: Vec<JoinHandle<()>>,
+    threads: Vec<rt::Thread<()>>,
 }
 
 impl Serving {
@@ -85,8 +85,7 @@ pub fn serve_seat(
         }
         let handler = Arc::new(SeatHandler(Arc::clone(seat)));
         let (config, down) = (Arc::new(config.clone()), down.clone());
-        let thread = Builder::new().name(format!("master-{worker}"));
-        let handle = thread.spawn(move || {
+        let handle = rt::spawn(&format!("master-{worker}"), move || {
             runtime.block_on(async {
                 let mut doors = tokio::task::JoinSet::new();
                 for socket in sockets {
@@ -113,14 +112,14 @@ fn every(
     seat: &Arc<Seat>,
     down: &watch::Receiver<bool>,
     work: fn(&Seat, &Master),
-) -> io::Result<JoinHandle<()>> {
+) -> io::Result<rt::Thread<()>> {
     let (seat, down) = (Arc::clone(seat), down.clone());
-    Builder::new().name(name.into()).spawn(move || {
+    rt::spawn(name, move || {
         while !*down.borrow() && down.has_changed().is_ok() {
             if let Some(master) = seat.master() {
                 work(&seat, &master);
             }
-            std::thread::sleep(pause);
+            rt::sleep(pause);
         }
     })
 }

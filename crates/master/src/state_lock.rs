@@ -5,6 +5,7 @@
 //! ends; the kernel lets go of it then, however that was.
 
 use mooncrate_core::time::Deadline;
+use mooncrate_rt as rt;
 use mooncrate_wire::clock::boottime;
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
 use rustix::io::Errno;
@@ -37,7 +38,7 @@ impl StateLock {
         loop {
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Err(Errno::INTR) => {}
-                Err(Errno::WOULDBLOCK) if !until.passed(boottime()) => std::thread::sleep(STEP),
+                Err(Errno::WOULDBLOCK) if !until.passed(boottime()) => rt::sleep(STEP),
                 Err(Errno::WOULDBLOCK) => {
                     let text = format!("{} is in use by {}", state.display(), holder(&file));
                     return Err(io::Error::new(io::ErrorKind::ResourceBusy, text));

@@ -8,8 +8,8 @@ use mooncrate_core::ids::name_hash;
 use mooncrate_core::{HostId, Incarnation, NodeId, SegmentId, TenantId, ZoneId};
 use mooncrate_mem::memory::Claim;
 use mooncrate_mem::{Segment, SegmentSpec};
+use mooncrate_rt as rt;
 use mooncrate_wire::{Address, Gate, PoolConfig};
-use std::num::NonZero;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -103,8 +103,7 @@ impl Default for NodeConfig {
 /// A quarter of the cores may fetch copies, two threads at least and eight at most: new pages are cleared
 /// before they are filled, so one thread alone is slower than memory.
 fn copy_threads() -> usize {
-    let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
-    (cores / 4).clamp(2, 8)
+    (rt::cores() / 4).clamp(2, 8)
 }
 
 impl NodeConfig {

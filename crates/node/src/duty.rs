@@ -18,6 +18,7 @@ use mooncrate_lock::{Condvar, Mutex};
 use mooncrate_mem::clock::boottime;
 use mooncrate_mem::memory::{Bytes, TooMuchMemory};
 use mooncrate_mem::{Life, SegmentError};
+use mooncrate_rt as rt;
 use mooncrate_transfer::{
     DataServer, DataServerConfig, DataTally, Engine, EngineConfig, Nodes, Segments, Stager, Staging,
 };
@@ -29,7 +30,6 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 /// How long requests may go on when the node stops.
@@ -126,7 +126,7 @@ pub struct Node {
 /// What has to be ended when the node stops.
 #[derive(Default)]
 struct Running {
-    threads: Vec<JoinHandle<()>>,
+    threads: Vec<rt::Thread<()>>,
     server: Option<DataServer>,
 }
 
@@ -299,9 +299,7 @@ impl Node {
         work: impl FnOnce(&Self) + Send + 'static,
     ) -> Result<(), NodeError> {
         let node = Arc::clone(self);
-        let thread = Builder::new()
-            .name(name.into())
-            .spawn(move || work(&node))
+        let thread = rt::spawn(name, move || work(&node))
             .map_err(|source| NodeError::Io { doing: "starting a thread", source })?;
         self.running.lock().threads.push(thread);
         Ok(())
@@ -326,7 +324,7 @@ impl Node {
     fn every(&self, pause: Duration, work: impl Fn(&Self)) {
         while !self.stopping() {
             work(self);
-            std::thread::sleep(pause);
+            rt::sleep(pause);
         }
     }
 
@@ -418,7 +416,7 @@ impl Node {
                 tracing::warn!(%error, "the next start waits for the memory of this one");
             }
         };
-        match Builder::new().name("disk-settle".into()).spawn(settle) {
+        match rt::spawn("disk-settle", settle) {
             Ok(thread) => join_all(vec![thread], boottime().deadline_in(JOIN_TIME)),
             Err(error) => {
                 tracing::warn!(%error, "the next start is slower");
@@ -527,13 +525,13 @@ fn guard_of(config: &NodeConfig, segments: &Segments) -> Option<Guard> {
 }
 
 /// Waits for threads; whether all have ended in time. A disk that hangs holds its threads as long as it likes.
-fn join_all(threads: Vec<JoinHandle<()>>, limit: Deadline) -> bool {
+fn join_all(threads: Vec<rt::Thread<()>>, limit: Deadline) -> bool {
     for thread in threads {
         while !thread.is_finished() {
             if limit.passed(boottime()) {
                 return false;
             }
-            std::thread::sleep(JOIN_LOOK);
+            rt::sleep(JOIN_LOOK);
         }
         let _ended = thread.join();
     }
@@ -603,8 +601,8 @@ mod tests {
     #[test]
     fn threads_are_waited_for_within_a_limit() {
         let (go, wait) = channel::<()>();
-        let stuck = Builder::new().spawn(move || assert!(wait.recv().is_err())).unwrap();
-        let quick = Builder::new().spawn(|| ()).unwrap();
+        let stuck = rt::spawn("stuck", move || assert!(wait.recv().is_err())).unwrap();
+        let quick = rt::spawn("quick", || ()).unwrap();
         let soon = || boottime().deadline_in(Duration::from_millis(50));
         assert!(!join_all(vec![stuck], soon()));
         assert!(join_all(vec![quick], boottime().deadline_in(Duration::from_mins(1))));

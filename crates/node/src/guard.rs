@@ -16,6 +16,7 @@
 use mooncrate_lock::Mutex;
 use mooncrate_mem::Life;
 use mooncrate_mem::clock::boottime;
+use mooncrate_rt as rt;
 use mooncrate_wire::MasterApi;
 use mooncrate_wire::message::Unmount;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -120,7 +121,7 @@ pub fn keep_watch(owner: u32, master: &dyn MasterApi) -> io::Result<()> {
         if let Ok(Ok(())) = master.unmount(&unmount, deadline) {
             return Ok(());
         }
-        std::thread::sleep(PAUSE);
+        rt::sleep(PAUSE);
     }
     Err(io::Error::new(io::ErrorKind::TimedOut, "no master was reached"))
 }
@@ -147,7 +148,7 @@ impl Watch {
                     // An interrupted wait looks again.
                     let _ = poll(&mut [PollFd::new(death, PollFlags::IN)], Some(&LOOK_ANYWAY));
                 }
-                None => std::thread::sleep(LOOK),
+                None => rt::sleep(LOOK),
             }
         }
     }

@@ -110,6 +110,7 @@ pub async fn serve_door(listener: TcpListener, answer: Value, stop: impl Future<
     tokio::pin!(stop);
     loop {
         let accepted = tokio::select! {
+            biased;
             () = &mut stop => return,
             Some(_) = callers.join_next(), if !callers.is_empty() => continue,
             accepted = listener.accept() => accepted,
@@ -124,8 +125,9 @@ pub async fn serve_door(listener: TcpListener, answer: Value, stop: impl Future<
                     let _place = place;
                     // A caller that is too slow or talks nonsense is hung up on.
                     tokio::select! {
-                        _ = timeout(CALLER_TIME, introduce(stream, &answer)) => {}
+                        biased;
                         () = displaced => {}
+                        _ = timeout(CALLER_TIME, introduce(stream, &answer)) => {}
                     }
                 });
             }

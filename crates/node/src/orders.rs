@@ -6,6 +6,7 @@ use mooncrate_core::plan::{Medium, Notice, Order};
 use mooncrate_core::time::Deadline;
 use mooncrate_core::{LeaderEpoch, Now, SegmentId, Slot};
 use mooncrate_mem::clock::boottime;
+use mooncrate_rt as rt;
 use mooncrate_wire::NodeApi;
 use mooncrate_wire::message::{NodeCommand, Orders};
 use std::collections::BTreeMap;
@@ -104,7 +105,7 @@ impl Node {
     pub(crate) fn tend(&self) {
         while !self.stopping() {
             self.tick();
-            std::thread::sleep(self.config().tick);
+            rt::sleep(self.config().tick);
             let left = self.next_look().map(|due| Deadline(due.0).left(boottime()));
             self.segments().bell().wait(left);
         }

@@ -8,6 +8,7 @@ use mooncrate_core::limits::SEGMENTS_PER_NODE_MAX;
 use mooncrate_core::{Incarnation, Now, SegmentId};
 use mooncrate_mem::Segment;
 use mooncrate_mem::clock::boottime;
+use mooncrate_rt as rt;
 use mooncrate_wire::message::{Drain, DrainWish, Mount, Unmount};
 use std::sync::Arc;
 use std::time::Duration;
@@ -147,7 +148,7 @@ impl Node {
                 return Ok(stat);
             }
             wish = DrainWish::Look;
-            std::thread::sleep(LOOK.min(end.left(now)));
+            rt::sleep(LOOK.min(end.left(now)));
         }
     }
 }

@@ -19,6 +19,7 @@ use crate::room::Room;
 use crate::{ALIGN, OpenError, ReadAt};
 use mooncrate_lock::Mutex;
 use mooncrate_mem::crc::crc;
+use mooncrate_rt as rt;
 use std::fmt::Write as _;
 use std::io;
 use std::path::Path;
@@ -327,7 +328,7 @@ impl Identity {
 /// A token that nobody can guess.
 fn draw() -> io::Result<u64> {
     let mut bytes = [0; 8];
-    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
+    rt::random(&mut bytes)?;
     Ok(u64::from_le_bytes(bytes))
 }
 

@@ -14,9 +14,9 @@
 
 use crate::disk::Disk;
 use mooncrate_lock::{Condvar, Mutex};
+use mooncrate_rt as rt;
 use std::collections::VecDeque;
-use std::num::NonZero;
-use std::thread::{Builder, available_parallelism, scope};
+use std::thread::{Builder, scope};
 use std::time::Duration;
 
 /// Lanes that decode and take checksums: more would wait for the one that takes over.
@@ -28,8 +28,7 @@ const LOOK: Duration = Duration::from_secs(1);
 
 /// Lanes for work that a core is busy with.
 pub(crate) fn decoding(disk: &dyn Disk) -> usize {
-    let cores = available_parallelism().map_or(1, NonZero::get);
-    disk.lanes().min(cores).clamp(1, DECODING_MAX)
+    disk.lanes().min(rt::cores()).clamp(1, DECODING_MAX)
 }
 
 /// Lanes for work that mostly waits for the disk.
@@ -60,7 +59,7 @@ pub(crate) fn in_order<T, R, E>(
 where
     R: Send,
 {
-    if lanes <= 1 {
+    if lanes.min(rt::helpers()) <= 1 {
         let mut parts = parts;
         return parts.try_for_each(|part| take(work(part)));
     }

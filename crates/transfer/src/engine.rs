@@ -14,7 +14,7 @@ use mooncrate_core::{HostId, Incarnation, NodeId, SegmentId};
 use mooncrate_lock::RwLock;
 use mooncrate_mem::clock::boottime;
 use mooncrate_wire::{Address, CallError, DataError, PoolConfig, Role};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -123,8 +123,8 @@ pub struct Engine {
     segments: Arc<Segments>,
     directory: Arc<dyn Directory>,
     /// One transport per address.
-    streams: RwLock<HashMap<Address, Arc<Stream>>>,
-    shared: RwLock<HashMap<Address, Arc<Shared>>>,
+    streams: RwLock<BTreeMap<Address, Arc<Stream>>>,
+    shared: RwLock<BTreeMap<Address, Arc<Shared>>>,
     /// The choice per segment; a new mount is chosen anew.
     known: RwLock<Known>,
     /// When to look for memory of dead owners again, in nanoseconds.

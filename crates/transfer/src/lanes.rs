@@ -20,10 +20,10 @@ use mooncrate_core::plan::Locator;
 use mooncrate_core::seal::slices;
 use mooncrate_core::time::Deadline;
 use mooncrate_lock::interrupt::Team;
+use mooncrate_rt as rt;
 use mooncrate_wire::message::{self, DataRequest};
 use mooncrate_wire::{CallError, DataError};
-use std::num::NonZero;
-use std::thread::{Builder, available_parallelism, scope};
+use std::thread::{Builder, scope};
 
 /// How large values travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,15 +38,15 @@ impl Default for Lanes {
     /// A quarter of the cores, and four at most: on a small machine the cores are better used by
     /// several callers than by several lanes of one.
     fn default() -> Self {
-        let cores = available_parallelism().map_or(1, NonZero::get);
-        Self { count: (cores / 4).clamp(1, 4), bytes_min: 4 << 20 }
+        Self { count: (rt::cores() / 4).clamp(1, 4), bytes_min: 4 << 20 }
     }
 }
 
 impl Lanes {
     /// How many links a value of `len` bytes is read over.
     fn of(self, len: u64) -> usize {
-        if len <= self.bytes_min { 1 } else { self.count.min(slices(len) as usize).max(1) }
+        let most = self.count.min(rt::helpers().saturating_add(1));
+        if len <= self.bytes_min { 1 } else { most.min(slices(len) as usize).max(1) }
     }
 
     /// Reads a value over several links. `None`: it is too small for that, or some link or thread was

@@ -19,6 +19,7 @@ use mooncrate_core::{HostId, LeaderEpoch, Now, TenantId};
 use mooncrate_lock::{Condvar, Mutex};
 use mooncrate_mem::WriteGuard;
 use mooncrate_mem::clock::boottime;
+use mooncrate_rt as rt;
 use mooncrate_wire::address::Bound;
 use mooncrate_wire::door::{Keeper, Place, Turned, descriptor_share, user_of};
 use mooncrate_wire::link::{Accepted, Closer};
@@ -31,7 +32,6 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 /// How often a listener looks for ranges whose time is over, if nobody calls.
@@ -104,7 +104,7 @@ impl Default for DataServerConfig {
 #[derive(Debug)]
 pub struct DataServer {
     inner: Arc<Inner>,
-    listeners: Vec<JoinHandle<()>>,
+    listeners: Vec<rt::Thread<()>>,
 }
 
 #[derive(Debug)]
@@ -169,8 +169,7 @@ impl DataServer {
         let mut listeners = Vec::new();
         for socket in sockets {
             let inner = Arc::clone(&inner);
-            let thread = Builder::new().name("data-accept".into());
-            listeners.push(thread.spawn(move || inner.accept_loop(&socket))?);
+            listeners.push(rt::spawn("data-accept", move || inner.accept_loop(&socket))?);
         }
         Ok(Self { inner, listeners })
     }
@@ -249,7 +248,7 @@ impl Inner {
                 Ok(None) => {}
                 Err(error) => {
                     self.keeper.failed(&error);
-                    std::thread::sleep(ACCEPT_PAUSE);
+                    rt::sleep(ACCEPT_PAUSE);
                 }
             }
         }
@@ -283,9 +282,8 @@ impl Inner {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let inner = Arc::clone(self);
         *self.threads.lock() += 1;
-        let thread = Builder::new().name(format!("data-{id}")).stack_size(256 << 10);
         let unix = matches!(from, Origin::User(_));
-        let started = thread.spawn(move || {
+        let started = rt::spawn_small(&format!("data-{id}"), move || {
             inner.converse(id, socket, unix, &place, closer);
             inner.thread_ended();
         });

@@ -24,6 +24,7 @@ use mooncrate_lock::{Mutex, RwLock, interrupt};
 use mooncrate_mem::clock::boottime;
 use mooncrate_mem::sums::seal_of;
 use mooncrate_mem::{Identity, Mapping};
+use mooncrate_rt as rt;
 use mooncrate_wire::message::{self, DataReply, DataRequest, PinId};
 use mooncrate_wire::pool::PooledLink;
 use mooncrate_wire::{
@@ -33,7 +34,6 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::thread::Builder;
 use std::time::Duration;
 
 /// How long the release of a view or of a range may take; the end of a call must not be held up.
@@ -337,7 +337,7 @@ fn over(mapping: &Mapping, now: Now) -> bool {
 fn drop_apart<T: Send + 'static>(gone: BTreeMap<(SegmentId, Incarnation), T>) {
     if !gone.is_empty() {
         // A thread that does not start drops what it was given.
-        let _ = Builder::new().name("unmap".into()).spawn(move || drop(gone));
+        let _ = rt::spawn("unmap", move || drop(gone));
     }
 }
 

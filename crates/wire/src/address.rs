@@ -16,7 +16,7 @@ const BACKLOG: i32 = 1024;
 const REFUSAL_TIME: Duration = Duration::from_millis(50);
 
 /// Where a peer listens.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Address {
     /// A host, by name or number, and a port.
     Tcp(String),

@@ -4,7 +4,7 @@
 //! host compare.
 
 use mooncrate_core::time::{Deadline, Now, nanos};
-use rustix::time::{ClockId, clock_gettime};
+use mooncrate_rt as rt;
 use std::time::Duration;
 
 /// The longest that a caller waits beyond what it allows its peer.
@@ -12,16 +12,13 @@ const ON_ITS_WAY: Duration = Duration::from_millis(250);
 
 /// The clock now.
 pub fn boottime() -> Now {
-    let t = clock_gettime(ClockId::Boottime);
-    let seconds = u64::try_from(t.tv_sec).expect("the clock starts at zero when the machine boots");
-    let nanos = u64::try_from(t.tv_nsec).expect("nanoseconds of a second are not negative");
-    Now(seconds * 1_000_000_000 + nanos)
+    Now(rt::boottime())
 }
 
 /// Seconds of wall time since 1970, for the end of grants, which two machines compare. No lease and
 /// no deadline hangs on it.
 pub fn wall_seconds() -> u32 {
-    u32::try_from(clock_gettime(ClockId::Realtime).tv_sec).unwrap_or(0)
+    u32::try_from(rt::wall_time() / 1_000_000_000).unwrap_or(u32::MAX)
 }
 
 /// In a frame: the caller has no deadline.

@@ -22,8 +22,8 @@ use crate::link::probe::{Probe, Seen};
 use crate::masters::MasterPools;
 use mooncrate_core::health::Breaker;
 use mooncrate_core::time::Now;
+use mooncrate_lock::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 /// What the caller gives a probe that it has begun.
@@ -62,19 +62,14 @@ impl Guard {
     /// Whether a call may be sent.
     pub(crate) fn admit(&self, pools: &MasterPools) -> Result<(), CallError> {
         // Relaxed, here and below: a hint; the lock orders what it stands for.
-        if !self.troubled.load(Ordering::Relaxed) || !self.lock().is_open() {
+        if !self.troubled.load(Ordering::Relaxed) || !self.breaker.lock().is_open() {
             return Ok(());
         }
-        let reached = match self.probes.try_lock() {
-            Ok(mut probes) => probes.reached(pools),
-            Err(TryLockError::Poisoned(probes)) => probes.into_inner().reached(pools),
-            Err(TryLockError::WouldBlock) => false,
-        };
-        if reached {
-            self.lock().answered();
+        if self.probes.try_lock().is_some_and(|mut probes| probes.reached(pools)) {
+            self.breaker.lock().answered();
             return Ok(());
         }
-        let away = self.lock().away(boottime());
+        let away = self.breaker.lock().away(boottime());
         let for_ms = u64::try_from(away.as_millis()).unwrap_or(u64::MAX);
         Err(CallError::Away { peer: pools.to_string(), for_ms })
     }
@@ -119,22 +114,17 @@ impl Guard {
     }
 
     fn trouble(&self, note: impl FnOnce(&mut Breaker)) {
-        let mut breaker = self.lock();
+        let mut breaker = self.breaker.lock();
         note(&mut breaker);
         self.troubled.store(true, Ordering::Relaxed);
     }
 
     fn answered(&self) {
         if self.troubled.load(Ordering::Relaxed) {
-            let mut breaker = self.lock();
+            let mut breaker = self.breaker.lock();
             breaker.answered();
             self.troubled.store(false, Ordering::Relaxed);
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Breaker> {
-        // No caller's code runs under the lock, so a poisoned breaker is still whole.
-        self.breaker.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -20,12 +20,12 @@ use crate::link::{Link, LinkConfig};
 use crate::message::{Hello, Reply, Request};
 use mooncrate_core::ids::HostId;
 use mooncrate_core::time::{Deadline, Now};
-use mooncrate_lock::interrupt;
+use mooncrate_lock::{Condvar, Mutex, interrupt};
 use std::collections::VecDeque;
 use std::io;
 use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// A link that rested longer than this is asked for its health before it is used again. Shorter
@@ -112,7 +112,7 @@ impl LinkPool {
 
     /// The same for a caller that may hold a link already; `None`: all of them are in use.
     pub fn checkout_free(&self, deadline: Deadline) -> Result<Option<PooledLink<'_>>, CallError> {
-        let place = self.free_place(&mut self.lock());
+        let place = self.free_place(&mut self.state.lock());
         place.map(|place| place.with_link(deadline)).transpose()
     }
 
@@ -123,7 +123,7 @@ impl LinkPool {
 
     /// Takes the warmest resting link out of the pool for good; `None` if none rests.
     pub fn take_idle(&self) -> Option<Link> {
-        self.lock().idle.pop().map(|(link, _)| link)
+        self.state.lock().idle.pop().map(|(link, _)| link)
     }
 
     /// One control call. If a link that had rested turns out dead, a request that may be repeated
@@ -160,40 +160,38 @@ impl LinkPool {
     /// Closes the links that nobody uses.
     pub fn forget_idle(&self) {
         // Closing is a system call each: not under the lock.
-        let idle = std::mem::take(&mut self.lock().idle);
+        let idle = std::mem::take(&mut self.state.lock().idle);
         drop(idle);
     }
 
     /// Links that rest.
     pub fn idle(&self) -> usize {
-        self.lock().idle.len()
+        self.state.lock().idle.len()
     }
 
     /// Links in use.
     pub fn in_use(&self) -> usize {
-        self.lock().in_use
+        self.state.lock().in_use
     }
 
     /// Callers that wait for a place.
     pub fn waiting(&self) -> usize {
-        self.lock().line.len()
+        self.state.lock().line.len()
     }
 
     /// A place among the links in use; its link comes later.
     pub(crate) fn wait_for_place(&self, deadline: Deadline) -> Result<PooledLink<'_>, CallError> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if let Some(place) = self.free_place(&mut state) {
             return Ok(place);
         }
         let turn = Arc::<Turn>::default();
         state.line.push_back(Arc::clone(&turn));
-        let alone = |_: &mut State| !turn.come.load(Ordering::Relaxed);
         let mut interrupted = false;
         loop {
             let left = if interrupted { Duration::ZERO } else { deadline.left(boottime()) };
             let left = interrupt::slice(left);
-            let waited = turn.called.wait_timeout_while(state, left, alone);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            turn.called.wait_for(&mut state, left);
             if turn.come.load(Ordering::Relaxed) {
                 return Ok(PooledLink { pool: self, link: None, reused: false });
             }
@@ -203,7 +201,7 @@ impl LinkPool {
             // A handler may make calls, which use this pool. Meanwhile the turn may come: it is looked at again.
             drop(state);
             interrupted = interrupt::ask();
-            state = self.lock();
+            state = self.state.lock();
         }
         state.line.retain(|other| !Arc::ptr_eq(other, &turn));
         if interrupted {
@@ -247,11 +245,6 @@ impl LinkPool {
             }
         }
     }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // No caller's code runs under the lock, so a poisoned state is still whole.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// Whether a failed connection is what a restarting peer looks like.
@@ -286,7 +279,7 @@ impl PooledLink<'_> {
 
     /// Fills the place: with a link that rests, or with a new one.
     pub(crate) fn fill(&mut self, deadline: Deadline) -> Result<(), CallError> {
-        let rested = self.pool.lock().idle.pop();
+        let rested = self.pool.state.lock().idle.pop();
         if let Some((link, since)) = rested {
             if boottime().since(since) < TRUSTED || link.is_idle() {
                 self.link = Some(link);
@@ -354,7 +347,7 @@ impl DerefMut for PooledLink<'_> {
 impl Drop for PooledLink<'_> {
     fn drop(&mut self) {
         let rested = self.link.take().filter(Link::at_rest);
-        let mut state = self.pool.lock();
+        let mut state = self.pool.state.lock();
         if let Some(next) = state.line.pop_front() {
             next.come.store(true, Ordering::Relaxed);
             next.called.notify_one();

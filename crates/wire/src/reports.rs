@@ -16,8 +16,8 @@ use crate::masters::MasterPools;
 use crate::message::{MarksHeard, ReadMarks, Reply, Request};
 use mooncrate_core::plan::ReadMark;
 use mooncrate_core::time::{Deadline, Now};
+use mooncrate_lock::Mutex;
 use std::borrow::Cow;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// Reports that may be unanswered.
@@ -47,8 +47,8 @@ impl Reports {
         deadline: Deadline,
     ) -> Result<MarksHeard, CallError> {
         let request = Request::ReadMarks(ReadMarks { marks: Cow::Borrowed(marks) });
-        // Nothing under the lock leaves a link half used: one that failed is dropped.
-        let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // A link that failed is dropped, so none is kept that is half used.
+        let mut held = self.0.lock();
         if let Some(mut report) = held.take() {
             match report.send(&request, deadline) {
                 Err(CallError::Busy { peer, links, after_ms }) => {

@@ -15,21 +15,22 @@ use std::process::Command;
 /// layout page; `check` is in no shipped crate's row, so it stays a dev-dependency there.
 const TABLE: &[(&str, &[&str])] = &[
     ("core", &[]),
-    ("lock", &[]),
-    ("mem", &["core", "lock"]),
-    ("wire", &["core", "lock"]),
-    ("transfer", &["core", "lock", "mem", "wire"]),
-    ("ssd", &["core", "lock", "mem"]),
+    ("rt", &[]),
+    ("lock", &["rt"]),
+    ("mem", &["core", "lock", "rt"]),
+    ("wire", &["core", "lock", "rt"]),
+    ("transfer", &["core", "lock", "rt", "mem", "wire"]),
+    ("ssd", &["core", "lock", "rt", "mem"]),
     ("gpu", &[]),
-    ("paged", &["core", "lock", "mem", "gpu"]),
-    ("heap", &["core", "lock", "mem", "gpu", "wire"]),
-    ("ep", &["core", "lock", "mem", "gpu", "wire", "heap"]),
-    ("admin", &["core", "lock", "wire"]),
-    ("grpc", &["core", "lock", "wire"]),
-    ("master", &["core", "lock", "wire", "admin"]),
-    ("node", &["core", "lock", "mem", "gpu", "wire", "transfer", "ssd", "admin"]),
-    ("client", &["core", "lock", "mem", "wire", "transfer", "gpu", "paged"]),
-    ("nano", &["core", "lock", "mem", "wire", "transfer", "gpu", "heap"]),
+    ("paged", &["core", "lock", "rt", "mem", "gpu"]),
+    ("heap", &["core", "lock", "rt", "mem", "gpu", "wire"]),
+    ("ep", &["core", "lock", "rt", "mem", "gpu", "wire", "heap"]),
+    ("admin", &["core", "lock", "rt", "wire"]),
+    ("grpc", &["core", "lock", "rt", "wire"]),
+    ("master", &["core", "lock", "rt", "wire", "admin"]),
+    ("node", &["core", "lock", "rt", "mem", "gpu", "wire", "transfer", "ssd", "admin"]),
+    ("client", &["core", "lock", "rt", "mem", "wire", "transfer", "gpu", "paged"]),
+    ("nano", &["core", "lock", "rt", "mem", "wire", "transfer", "gpu", "heap"]),
     ("store", STORE),
     ("cli", DOORS),
     ("python", PYTHON),
@@ -41,25 +42,25 @@ const TABLE: &[(&str, &[&str])] = &[
 
 /// What the facade composes.
 const STORE: &[&str] = &[
-    "core", "lock", "mem", "wire", "transfer", "ssd", "gpu", "heap", "paged", "admin", "grpc",
-    "master", "node", "client", "nano",
+    "core", "lock", "rt", "mem", "wire", "transfer", "ssd", "gpu", "heap", "paged", "admin",
+    "grpc", "master", "node", "client", "nano",
 ];
 /// What the doors reach.
 const DOORS: &[&str] = &[
-    "core", "lock", "mem", "wire", "transfer", "ssd", "gpu", "heap", "paged", "ep", "admin",
+    "core", "lock", "rt", "mem", "wire", "transfer", "ssd", "gpu", "heap", "paged", "ep", "admin",
     "grpc", "master", "node", "client", "nano", "store",
 ];
 /// The package brings the command along.
 const PYTHON: &[&str] = &[
-    "core", "lock", "mem", "wire", "transfer", "ssd", "gpu", "heap", "paged", "ep", "admin",
+    "core", "lock", "rt", "mem", "wire", "transfer", "ssd", "gpu", "heap", "paged", "ep", "admin",
     "grpc", "master", "node", "client", "nano", "store", "cli",
 ];
 const SIM: &[&str] = &[
-    "core", "lock", "mem", "wire", "transfer", "ssd", "gpu", "heap", "paged", "ep", "admin",
+    "core", "lock", "rt", "mem", "wire", "transfer", "ssd", "gpu", "heap", "paged", "ep", "admin",
     "master", "node", "client", "nano", "check",
 ];
 const BENCH: &[&str] = &[
-    "core", "lock", "mem", "wire", "transfer", "ssd", "gpu", "heap", "paged", "ep", "admin",
+    "core", "lock", "rt", "mem", "wire", "transfer", "ssd", "gpu", "heap", "paged", "ep", "admin",
     "grpc", "master", "node", "client", "nano", "store", "check", "sim",
 ];
 
@@ -275,8 +276,8 @@ mod tests {
             found,
             [
                 "crates/master: master -> wire -> mem is forbidden; of our crates master may \
-                 reach: core, lock, wire, admin",
-                "crates/wire: wire -> mem is forbidden; of our crates wire may reach: core, lock",
+                 reach: core, lock, rt, wire, admin",
+                "crates/wire: wire -> mem is forbidden; of our crates wire may reach: core, lock, rt",
             ]
         );
     }

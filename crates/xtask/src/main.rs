@@ -17,6 +17,7 @@ mod metadata;
 mod pages;
 mod proof;
 mod records;
+mod runtime;
 mod tidy;
 mod tree;
 mod walk;

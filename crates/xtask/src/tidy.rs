@@ -5,7 +5,7 @@
 //! passes its own rules.
 
 use crate::tree::{self, File};
-use crate::{codes, front, links, metadata, pages, proof, records, walk};
+use crate::{codes, front, links, metadata, pages, proof, records, runtime, walk};
 use anyhow::Result;
 use std::path::Path;
 
@@ -39,6 +39,7 @@ pub(crate) fn check(root: &Path) -> Result<Vec<String>> {
             length(file, &mut findings);
             ignored_tests(file, &mut findings);
             unsafe_code(file, &mut findings);
+            runtime::check(file, &mut findings);
         }
         if is_code(file) {
             unfinished(file, &mut findings);

@@ -98,8 +98,9 @@ impl Elector {
     async fn wait(&mut self, until: Now) -> bool {
         let pause = until.since(boottime());
         tokio::select! {
-            () = tokio::time::sleep(pause) => false,
+            biased;
             _ = self.down.wait_for(|down| *down) => true,
+            () = tokio::time::sleep(pause) => false,
         }
     }
 
@@ -114,9 +115,10 @@ impl Elector {
         loop {
             let due = self.lease.map_or(Now(0), |lease| lease.due).since(boottime());
             let news = tokio::select! {
+                biased;
+                _ = self.down.wait_for(|down| *down) => return Ok(()),
                 () = tokio::time::sleep(due) => None,
                 news = watch.message() => Some(news),
-                _ = self.down.wait_for(|down| *down) => return Ok(()),
             };
             match news {
                 None => self.hold().await?,

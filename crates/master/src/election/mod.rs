@@ -25,9 +25,9 @@ use crate::config::MasterConfig;
 use crate::seat::Seat;
 use elector::Elector;
 use etcd::Etcd;
+use mooncrate_rt as rt;
 use std::io;
 use std::sync::{Arc, mpsc};
-use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 use tokio::sync::watch;
 
@@ -101,7 +101,7 @@ impl ElectionConfig {
 pub struct Election {
     seat: Arc<Seat>,
     stop: watch::Sender<bool>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<rt::Thread<()>>,
 }
 
 impl Election {
@@ -117,9 +117,7 @@ impl Election {
         let patience = config.ttl + START_TIME;
         let elector = Elector::new(config, master, etcd, Arc::clone(&seat), down, tell);
         let handle = runtime.handle().clone();
-        let thread = Builder::new()
-            .name("master-elect".into())
-            .spawn(move || runtime.block_on(elector.run(handle)))?;
+        let thread = rt::spawn("master-elect", move || runtime.block_on(elector.run(handle)))?;
         let election = Self { seat, stop, thread: Some(thread) };
         match told.recv_timeout(patience) {
             Ok(known) => known.map(|()| election),

@@ -10,7 +10,7 @@ use mooncrate_core::{LeaderEpoch, Now};
 use mooncrate_mem::Segment;
 use mooncrate_mem::clock::boottime;
 use mooncrate_ssd::{RecordId, is_full};
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -49,7 +49,7 @@ impl Disk {
 
     /// Removes these and what could not be removed before.
     fn remove(&self, ids: &[RecordId]) -> io::Result<()> {
-        let late: HashSet<RecordId> = self.undurable.lock().iter().map(|(id, _)| *id).collect();
+        let late: BTreeSet<RecordId> = self.undurable.lock().iter().map(|(id, _)| *id).collect();
         let all: Vec<RecordId> = ids.iter().chain(&late).copied().collect();
         if all.is_empty() {
             return Ok(());
@@ -126,7 +126,7 @@ impl Disk {
         ends: &[End],
         tally: &NodeTally,
     ) -> (Vec<Notice>, io::Result<()>) {
-        let mut going = HashSet::new();
+        let mut going = BTreeSet::new();
         let mut bad = Vec::new();
         let segment = {
             let places = self.places.lock();

@@ -9,10 +9,10 @@ use mooncrate_core::Now;
 use mooncrate_core::time::Deadline;
 use mooncrate_lock::{Condvar, Mutex, interrupt};
 use mooncrate_mem::clock::boottime;
+use mooncrate_rt as rt;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
-use std::thread::Builder;
 use std::time::Duration;
 
 /// Reads of one disk at a time. Each can be a batch.
@@ -121,7 +121,7 @@ impl Loaders {
     /// Starts a thread that is counted already; whether there is any.
     fn start_thread(self: &Arc<Self>) -> bool {
         let this = Arc::clone(self);
-        if Builder::new().name("disk-load".into()).spawn(move || this.work()).is_ok() {
+        if rt::spawn("disk-load", move || this.work()).is_ok() {
             return true;
         }
         let mut state = self.state.lock();

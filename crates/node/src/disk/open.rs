@@ -16,6 +16,7 @@ use mooncrate_core::{Extent, Generation, Incarnation, LeaderEpoch, SegmentId, Sl
 use mooncrate_lock::{Condvar, Mutex};
 use mooncrate_mem::clock::boottime;
 use mooncrate_mem::{Adopt, Segment, SegmentSpec};
+use mooncrate_rt as rt;
 use mooncrate_ssd::disk::{Posix, Uring};
 use mooncrate_ssd::{Backend, Config, OpenError, Progress, Record, RecordId, Recovery};
 use std::collections::VecDeque;
@@ -43,24 +44,28 @@ pub struct OpenDisks(pub(crate) Vec<(Arc<Disk>, Arc<Segment>)>);
 impl OpenDisks {
     /// Opens the disks of a node, all at a time.
     pub fn open(config: &NodeConfig) -> Result<Self, NodeError> {
-        let opened = std::thread::scope(|scope| {
-            let disks = config.tier.disks.iter();
-            let opening: Vec<_> = disks
-                .map(|ssd| {
-                    let open = move || open(config.incarnation, ssd, &config.tier);
-                    Builder::new().name("disk-open".into()).spawn_scoped(scope, open)
-                })
-                .collect();
-            let done = opening.into_iter().map(|opening| {
-                let thread = opening
-                    .map_err(|source| NodeError::Io { doing: "starting a thread", source })?;
-                thread.join().unwrap_or_else(|_| {
-                    let source = io::Error::other("the thread that opened it died");
-                    Err(NodeError::Io { doing: "opening a disk", source })
-                })
-            });
-            done.collect::<Result<Vec<_>, NodeError>>()
-        })?;
+        let open = |ssd| open(config.incarnation, ssd, &config.tier);
+        let disks = config.tier.disks.iter();
+        let opened: Vec<_> = if disks.len().min(rt::helpers()) <= 1 {
+            disks.map(open).collect::<Result<_, NodeError>>()?
+        } else {
+            std::thread::scope(|scope| {
+                let start = |ssd| {
+                    let thread = Builder::new().name("disk-open".into());
+                    thread.spawn_scoped(scope, move || open(ssd))
+                };
+                let opening: Vec<_> = disks.map(start).collect();
+                let done = opening.into_iter().map(|opening| {
+                    let thread = opening
+                        .map_err(|source| NodeError::Io { doing: "starting a thread", source })?;
+                    thread.join().unwrap_or_else(|_| {
+                        let source = io::Error::other("the thread that opened it died");
+                        Err(NodeError::Io { doing: "opening a disk", source })
+                    })
+                });
+                done.collect::<Result<_, NodeError>>()
+            })?
+        };
         if let Some((copy, original)) = twins(&opened) {
             let text = format!(
                 "it is a copy of {}; empty one of the two, or leave it out",

@@ -17,6 +17,7 @@
 use super::Disk;
 use mooncrate_core::plan::Evidence;
 use mooncrate_core::{LeaderEpoch, Stamp};
+use mooncrate_rt as rt;
 use mooncrate_ssd::disk::Entry;
 use mooncrate_ssd::{Disk as Device, Open, ReadAt, WriteAt};
 use std::io;
@@ -155,7 +156,7 @@ fn entry_of(device: &dyn Device, name: &str) -> io::Result<Option<Entry>> {
 /// A number that no other start has drawn.
 fn draw() -> io::Result<Stamp> {
     let mut bytes = [0; 8];
-    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
+    rt::random(&mut bytes)?;
     Ok(Stamp(u64::from_le_bytes(bytes).max(1)))
 }
 

@@ -9,8 +9,8 @@ use mooncrate_check::{PutId, payload};
 use mooncrate_core::label::Label;
 use mooncrate_core::rng::Rng;
 use mooncrate_core::{KeyHash, LeaderEpoch, Name, ObjectId, Seal, TenantId};
-use mooncrate_lock::turns;
 use mooncrate_mem::sums::seal_of;
+use mooncrate_rt as rt;
 use mooncrate_ssd::disk::sim::is_power_off;
 use mooncrate_ssd::{ALIGN, KeepError, Load, LoadError, NewRecord, RecordId};
 use std::time::Duration;
@@ -41,7 +41,7 @@ impl<'a> Actor<'a> {
     /// Works until the life ends.
     pub(super) fn work(&mut self) {
         while self.life.shared.may_go_on() && !self.life.disk.is_off() {
-            turns::step();
+            rt::step();
             if let Err(failure) = self.one() {
                 self.life.shared.fail(failure);
             }

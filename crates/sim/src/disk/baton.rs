@@ -7,16 +7,30 @@
 
 use crate::swarm::pick;
 use mooncrate_core::rng::Rng;
-use mooncrate_lock::turns::{self, Why};
+use mooncrate_rt::{self as rt, World};
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::Thread;
+use std::time::Duration;
 
 /// Turns in a row in which nobody went on, after which nobody ever will.
 const STUCK_TURNS: u32 = 2_000;
 /// Nobody has the baton: everybody has ended.
 const NOBODY: usize = usize::MAX;
+
+/// Why a turn ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Why {
+    /// The thread could go on.
+    Step,
+    /// The same, before it takes a lock: those who poll do so, too, so it is no sign that somebody gets on.
+    Lock,
+    /// Another thread has the lock.
+    Taken,
+    /// It waits for a change, for so long at most.
+    Waits(Option<Duration>),
+}
 
 /// What the actors of one life share.
 #[derive(Debug)]
@@ -41,10 +55,12 @@ struct Inner {
 impl Inner {
     /// Who goes on, and for how many turns nobody could.
     fn draw(&mut self, actor: usize, why: Why) -> (usize, u32) {
-        if why == Why::Step {
-            self.stuck = 0;
+        if matches!(why, Why::Step | Why::Lock) {
+            if why == Why::Step {
+                self.stuck = 0;
+            }
             let stays = self.left.len() == 1 || !self.rng.chance(self.switch);
-            return (if stays { actor } else { *pick(&mut self.rng, &self.left) }, 0);
+            return (if stays { actor } else { *pick(&mut self.rng, &self.left) }, self.stuck);
         }
         self.stuck += 1;
         // Somebody else, if there is anybody.
@@ -79,7 +95,7 @@ impl Baton {
         struct End(Arc<Baton>, usize);
         impl Drop for End {
             fn drop(&mut self) {
-                turns::take(None);
+                rt::enter(None);
                 MINE.take();
                 self.0.leave(self.1);
             }
@@ -89,7 +105,7 @@ impl Baton {
         fence(Ordering::SeqCst);
         self.wait(actor);
         MINE.with(|mine| mine.replace(Some((Arc::clone(self), actor))));
-        turns::take(Some(hook));
+        rt::enter(Some(&TURNS));
         let _end = End(Arc::clone(self), actor);
         work()
     }
@@ -138,16 +154,44 @@ impl Baton {
     }
 }
 
-fn hook(why: Why) -> bool {
-    let (baton, actor) = MINE.with(|mine| mine.borrow().clone()).expect("set before the hook");
-    baton.pass(actor, why)
+/// The world of the actors. Time is the system's; only the order is drawn.
+struct Turns;
+
+static TURNS: Turns = Turns;
+
+impl Turns {
+    fn end(why: Why) -> bool {
+        let mine = MINE.with(|mine| mine.borrow().clone());
+        let (baton, actor) = mine.expect("set before the world is entered");
+        baton.pass(actor, why)
+    }
+}
+
+impl World for Turns {
+    fn step(&self) {
+        Self::end(Why::Step);
+    }
+
+    fn before_lock(&self) {
+        Self::end(Why::Lock);
+    }
+
+    fn taken(&self) {
+        Self::end(Why::Taken);
+    }
+
+    fn wait(&self, _queue: usize, time: Option<Duration>) -> bool {
+        Self::end(Why::Waits(time))
+    }
+
+    /// Waits end without it, to look again.
+    fn wake(&self, _queue: usize, _all: bool) {}
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use mooncrate_lock::{Condvar, Mutex};
-    use std::time::Duration;
 
     fn order_of(seed: u64) -> Vec<usize> {
         let baton = Baton::new(Rng::new(seed), 3, 500);
@@ -162,11 +206,11 @@ mod tests {
                             held.push(actor);
                             if held.len() % 7 == 0 {
                                 // Others find the lock taken.
-                                turns::step();
+                                rt::step();
                             }
                             change.notify_all();
                             drop(held);
-                            turns::step();
+                            rt::step();
                         }
                         let mut held = order.lock();
                         while held.len() < 60 {
@@ -196,7 +240,7 @@ mod tests {
                 threads.push(scope.spawn(move || {
                     baton.run(actor, || {
                         let _first = locks[actor].lock();
-                        (0..50).for_each(|_| turns::step());
+                        (0..50).for_each(|_| rt::step());
                         let _second = locks[1 - actor].lock();
                     });
                 }));

@@ -5,8 +5,9 @@ use super::rig::Opens;
 use super::swarm::Swarm;
 use mooncrate_core::limits::SLICE_BYTES;
 use mooncrate_core::{LeaderEpoch, ObjectId, Seal};
-use mooncrate_lock::{Condvar, Mutex, turns};
+use mooncrate_lock::{Condvar, Mutex};
 use mooncrate_mem::sums::seal_of;
+use mooncrate_rt as rt;
 use mooncrate_ssd::disk::{Disk, Open};
 use mooncrate_ssd::{
     Backend, KeepError, Load, LoadError, NewRecord, ReadAt, Record, RecordId, Recovery, Room,
@@ -276,7 +277,7 @@ impl Model {
                 others.push(*id);
             }
         }
-        turns::step();
+        rt::step();
         let mut state = self.inner.state.lock();
         for id in others {
             if let Some(slot) = state.records.get_mut(&id).filter(|slot| !slot.deleting) {

@@ -13,8 +13,8 @@ use crate::world::Watch;
 use mooncrate_core::label::Label;
 use mooncrate_core::rng::Rng;
 use mooncrate_core::{LeaderEpoch, Name, ObjectId, TenantId};
-use mooncrate_lock::turns;
 use mooncrate_mem::sums::seal_of;
+use mooncrate_rt as rt;
 use mooncrate_ssd::disk::Disk;
 use mooncrate_ssd::disk::sim::{self, Fault, Rates, SimDisk};
 use mooncrate_ssd::points;
@@ -127,9 +127,14 @@ impl Inner {
 }
 
 impl Shared {
-    /// Never held over a call of a backend: actors would wait for each other without the baton.
+    /// Never held over a call of a backend: actors would wait for each other without the baton. For the same
+    /// reason the work is done outside of the world: the baton stays while the oracle asks the disk.
     pub(super) fn with<T>(&self, work: impl FnOnce(&mut Inner) -> T) -> T {
-        work(&mut self.inner.lock().expect("a panic inside would be ours"))
+        let world = rt::world();
+        rt::enter(None);
+        let done = work(&mut self.inner.lock().expect("a panic inside would be ours"));
+        rt::enter(world);
+        done
     }
 
     pub(super) fn next_sequence(&self) -> u64 {
@@ -200,7 +205,7 @@ pub fn run(mut swarm: Swarm, opens: &dyn Opens, watch: Watch) -> Outcome {
         swarm.capacity = swarm.capacity.max(swarm.limit + swarm.limit / 8);
     }
     // Another actor may have its turn there, too: between two locks nothing else lets it.
-    points::set_hook(Box::new(|_| turns::step()));
+    points::set_hook(Box::new(|_| rt::step()));
     let rng = Rng::stream(swarm.seed, "disk rig");
     let disk = Arc::new(SimDisk::new(swarm.seed, swarm.capacity, Rates::default()));
     let inner = Inner {

@@ -14,6 +14,7 @@
 use super::span::{Cutter, ReadSpans, Rest, Span, WriteSpans};
 use super::tamper::Tamper;
 use io_uring::{IoUring, opcode, squeue, types};
+use mooncrate_rt as rt;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -352,7 +353,7 @@ impl<'a> Flight<'_, 'a> {
                 self.flying = 0;
                 return;
             }
-            std::thread::sleep(LAND_SLEEP);
+            rt::sleep(LAND_SLEEP);
             looks += 1;
             if looks == LAND_WARN {
                 tracing::error!(

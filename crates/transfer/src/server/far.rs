@@ -8,6 +8,7 @@ use mooncrate_mem::clock::boottime;
 use mooncrate_mem::{
     FarShare, PinGuard, PublishError, ReadError, Room, Segment, Unpublished, WriteError, WriteGuard,
 };
+use mooncrate_rt as rt;
 use mooncrate_wire::message::{self, DataReply, Lent, ReadReply};
 use mooncrate_wire::{CallError, DataError, RequestId};
 use std::io::IoSlice;
@@ -93,7 +94,7 @@ impl Connection<'_> {
                 Err(_) if end.passed(boottime()) || self.server.stopping() => {
                     return Err(DataError::Busy { after_ms: super::connection::BUSY_MS });
                 }
-                Err(_) => std::thread::sleep(ROOM_LOOK),
+                Err(_) => rt::sleep(ROOM_LOOK),
             }
         }
     }
@@ -158,7 +159,7 @@ pub(super) fn wait_for_room(
     }
     let end = deadline.min(boottime().deadline_in(ROOM_TIME_MAX));
     while ask(guard) == Err(WriteError::Busy) && !end.passed(boottime()) {
-        std::thread::sleep(ROOM_LOOK);
+        rt::sleep(ROOM_LOOK);
     }
 }
 
@@ -174,7 +175,7 @@ pub(super) fn publish_parts(
         match guard.publish_placed(boottime(), token, seal) {
             Err(busy) if busy.error == PublishError::Busy && !end.passed(boottime()) => {
                 guard = busy.guard;
-                std::thread::sleep(ROOM_LOOK);
+                rt::sleep(ROOM_LOOK);
             }
             published => return published,
         }

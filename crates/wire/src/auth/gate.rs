@@ -6,8 +6,9 @@ use crate::error::{Refusal, RefusalCode};
 use crate::message::Role;
 use crate::tls::{TlsClient, TlsServer};
 use mooncrate_core::ids::TenantId;
+use mooncrate_lock::Mutex;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// Connections of one tenant at one server; more are refused.
 const TENANT_CONNECTIONS_MAX: usize = 1024;
@@ -99,7 +100,7 @@ impl Gate {
         if !self.is_guarded() || matches!(role, Role::Node | Role::Master) {
             return Ok(Seat(None));
         }
-        let mut census = self.census.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut census = self.census.lock();
         let taken = census.entry(tenant).or_default();
         if *taken >= self.tenant_connections_max {
             let words = format!("this tenant has {taken} connections here, which is the limit");
@@ -118,7 +119,7 @@ pub struct Seat(Option<(Census, TenantId)>);
 impl Drop for Seat {
     fn drop(&mut self) {
         let Some((census, tenant)) = &self.0 else { return };
-        let mut census = census.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut census = census.lock();
         if let Some(taken) = census.get_mut(tenant) {
             *taken -= 1;
             if *taken == 0 {

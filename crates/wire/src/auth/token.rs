@@ -4,6 +4,7 @@
 use crate::files::is_private;
 use crate::message::Role;
 use mooncrate_core::ids::{BadTenant, TenantId};
+use mooncrate_rt as rt;
 use std::fmt;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -185,12 +186,7 @@ impl fmt::Debug for Token {
 
 /// Fills `bytes` with random numbers of the kernel.
 pub fn random(bytes: &mut [u8]) -> io::Result<()> {
-    let mut at = 0;
-    while at < bytes.len() {
-        let flags = rustix::rand::GetRandomFlags::empty();
-        at += rustix::rand::getrandom(&mut bytes[at..], flags)?;
-    }
-    Ok(())
+    rt::random(bytes)
 }
 
 fn hex(bytes: &[u8]) -> String {

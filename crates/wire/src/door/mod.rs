@@ -23,9 +23,10 @@ pub use stream::{KeptStream, Pulse, RATE, Sending, Times, Visit};
 use crate::clock::boottime;
 use mooncrate_core::door::{Book, Guest, Limits, Origin, Verdict};
 use mooncrate_core::time::Now;
+use mooncrate_lock::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
 
@@ -97,7 +98,7 @@ impl Keeper {
 
     /// A place for somebody who came; `hang_up` is called if it must make room for another.
     pub fn admit(&self, origin: Origin, hang_up: impl FnOnce() + Send + 'static) -> Option<Place> {
-        let mut state = self.lock();
+        let mut state = self.0.state.lock();
         let (guest, leaves) = match state.book.admit(origin) {
             Verdict::Refuse => {
                 state.turned.refused += 1;
@@ -129,7 +130,7 @@ impl Keeper {
 
     /// The system could not give us a connection.
     pub fn failed(&self, error: &std::io::Error) {
-        let mut state = self.lock();
+        let mut state = self.0.state.lock();
         let failed = &mut state.turned.failed;
         *failed = (failed.0 + 1, error.to_string());
         self.say(state);
@@ -137,7 +138,7 @@ impl Keeper {
 
     /// Guests, and strangers among them.
     pub fn guests(&self) -> (usize, usize) {
-        let state = self.lock();
+        let state = self.0.state.lock();
         (state.book.len(), state.book.strangers())
     }
 
@@ -154,11 +155,6 @@ impl Keeper {
         // A log may be slow: not under the lock.
         drop(state);
         (self.0.tell)(&turned);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // No caller's code runs under the lock, so a poisoned state is still whole.
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -179,18 +175,18 @@ pub struct Place {
 impl Place {
     /// It has proved who it is, and stays; `false`: it was displaced before.
     pub fn prove(&self) -> bool {
-        self.keeper.lock().book.prove(self.guest)
+        self.keeper.0.state.lock().book.prove(self.guest)
     }
 
     /// It said something that was worth an answer.
     pub fn hear(&self) {
-        self.keeper.lock().book.hear(self.guest);
+        self.keeper.0.state.lock().book.hear(self.guest);
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut state = self.keeper.lock();
+        let mut state = self.keeper.0.state.lock();
         state.book.leave(self.guest);
         let hang_up = state.hang_ups.remove(&self.guest);
         drop(state);

@@ -31,6 +31,7 @@ use crate::tls;
 use channel::Channel;
 use mooncrate_core::ids::TenantId;
 use mooncrate_core::time::Deadline;
+use mooncrate_rt as rt;
 use std::io::{self, IoSlice};
 use std::net::IpAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -236,7 +237,7 @@ impl Link {
                 if let CallError::Refused { code, message } = &error {
                     if *code == RefusalCode::Denied {
                         // Whoever guesses tokens shall not do it fast.
-                        std::thread::sleep(crate::auth::DENIED_PAUSE);
+                        rt::sleep(crate::auth::DENIED_PAUSE);
                     }
                     link.refuse(id, &Refusal::new(*code, message.clone()), deadline);
                 }

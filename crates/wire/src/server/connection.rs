@@ -124,6 +124,7 @@ pub(super) async fn serve<S, H>(
         closing: false,
     };
     let greeted = tokio::select! {
+        biased;
         greeted = timeout_at(came.until, this.greet(&came.place)) => greeted,
         () = down(&mut shutdown) => return,
     };

@@ -149,6 +149,7 @@ pub async fn serve_control<H: Handler>(
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
+            biased;
             () = down(&mut shutdown) => break,
             Some(_) = connections.join_next(), if !connections.is_empty() => {}
             accepted = listener.accept() => match accepted {
@@ -159,8 +160,9 @@ pub async fn serve_control<H: Handler>(
                     let serving = stream.serve(handler, config, place, shutdown.clone());
                     connections.spawn(async move {
                         tokio::select! {
-                            () = serving => {}
+                            biased;
                             () = displaced => {}
+                            () = serving => {}
                         }
                     });
                 }

@@ -11,7 +11,7 @@
 //! power fail in the middle of whatever the code under test does.
 //!
 //! What must stay true: calls from one thread at a time with one seed give one outcome; what was synced
-//! survives a crash unless a [`Harm`] was told about it. Each operation is a step of `mooncrate_lock::turns`,
+//! survives a crash unless a [`Harm`] was told about it. Each operation is a step of a world of `mooncrate_rt`,
 //! so that a simulation can let another thread run there.
 
 mod content;
@@ -26,7 +26,8 @@ use super::file::check_end;
 use super::span::{Cutter, Lie, ReadSpans, Rest, Span as Transfer, WriteSpans};
 use super::{Disk, Entry, File, Open, ReadAt, WriteAt};
 use crate::ALIGN;
-use mooncrate_lock::{Mutex, turns};
+use mooncrate_lock::Mutex;
+use mooncrate_rt as rt;
 use state::State;
 use std::any::Any;
 use std::io;
@@ -176,7 +177,7 @@ impl Disk for SimDisk {
     }
 
     fn open(&self, path: &Path, how: Open) -> io::Result<Arc<dyn File>> {
-        turns::step();
+        rt::step();
         let file = self.state.lock().open(path, how)?;
         let read_only = how == Open::Read;
         let (state, bad) = (Arc::clone(&self.state), Arc::clone(&self.bad));
@@ -184,27 +185,27 @@ impl Disk for SimDisk {
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        turns::step();
+        rt::step();
         self.state.lock().rename(from, to)
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
-        turns::step();
+        rt::step();
         self.state.lock().remove(path)
     }
 
     fn make_dir(&self, path: &Path) -> io::Result<()> {
-        turns::step();
+        rt::step();
         self.state.lock().make_dir(path)
     }
 
     fn list(&self, dir: &Path) -> io::Result<Vec<Entry>> {
-        turns::step();
+        rt::step();
         self.state.lock().list(dir)
     }
 
     fn sync_dir(&self, dir: &Path) -> io::Result<()> {
-        turns::step();
+        rt::step();
         self.state.lock().sync_dir(dir)
     }
 
@@ -256,7 +257,7 @@ impl SimDisk {
     /// Moves a span by calls that may move less.
     fn carry_out(&self, mut span: Transfer<'_, u64>) -> io::Result<()> {
         loop {
-            turns::step();
+            rt::step();
             let (file, offset) = (span.fd, span.offset);
             let moved = match span.rest() {
                 Rest::In(into) => self.state.lock().read(file, into, offset),
@@ -289,13 +290,13 @@ impl File for SimFile {
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
-        turns::step();
+        rt::step();
         self.may_write()?;
         self.state.lock().set_len(self.file, len)
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        turns::step();
+        rt::step();
         self.bad.sync(self.file, || self.state.lock().sync_data(self.file))
     }
 
