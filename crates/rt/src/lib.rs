@@ -14,7 +14,8 @@
 //! concerned. Code that runs in a world calls the system for none of these things on its own; `cargo xtask
 //! tidy` refuses such calls in the crates above.
 //!
-//! Deliberately absent: locks (`lock` builds them on [`World::wait`]), sockets, files, and any state.
+//! Deliberately absent: locks (`lock` builds them on [`World::wait`]), sockets outside of a world, files, and any
+//! state.
 #![forbid(unsafe_code)]
 
 mod thread;
@@ -25,6 +26,7 @@ use rustix::time::{ClockId, clock_gettime};
 use std::cell::Cell;
 use std::io;
 use std::num::NonZero;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 /// Which clock is read.
@@ -34,6 +36,20 @@ pub enum Clock {
     Boot,
     /// Time since 1970, which an operator may set.
     Wall,
+}
+
+/// What a socket is waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// Bytes to read, or the end of the stream.
+    Read,
+    /// Room for bytes.
+    Write,
+}
+
+fn no_network(address: &str) -> io::Error {
+    let text = format!("this world has no network, so nobody is at {address}");
+    io::Error::new(io::ErrorKind::Unsupported, text)
 }
 
 /// A thread of a world, numbered by it.
@@ -84,6 +100,29 @@ pub trait World: Sync {
     fn has_ended(&self, task: Task) -> bool {
         let _ = task;
         true
+    }
+
+    /// Connects to an address of this world: a stream socket that does not block, or a refusal.
+    fn connect(&self, address: &str) -> io::Result<OwnedFd> {
+        Err(no_network(address))
+    }
+
+    /// Takes a connection that somebody made to `address`, where the caller listens from the first call on; waits for
+    /// one no longer than `time`.
+    fn accept(&self, address: &str, time: Duration) -> io::Result<Option<OwnedFd>> {
+        let _ = time;
+        Err(no_network(address))
+    }
+
+    /// Waits until a call on this socket need not wait, or `time` has passed. May also end for no reason.
+    fn wait_for_socket(&self, socket: BorrowedFd<'_>, way: Way, time: Duration) {
+        let _ = (socket, way);
+        self.sleep(time);
+    }
+
+    /// The caller is about to end the connection of this socket.
+    fn closing(&self, socket: BorrowedFd<'_>) {
+        let _ = socket;
     }
 
     /// Fills `into` with random bytes.

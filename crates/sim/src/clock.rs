@@ -43,6 +43,11 @@ impl Clock {
         if canary::on(Canary::WallClockLease) { Now(mono.0 + self.wall) } else { mono }
     }
 
+    /// What the wall clock says at the true time `at`, in nanoseconds.
+    pub fn wall_time(&self, at: Nanos) -> u64 {
+        self.mono(at).0 + self.wall
+    }
+
     /// Sets the wall clock by an hour. Canary 3 sets it forward only: backward steps stop a master's
     /// whole clockwork, which is noticed at once and proves less.
     pub fn step_wall(&mut self, forward: bool) {

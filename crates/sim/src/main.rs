@@ -5,6 +5,7 @@
 use mooncrate_sim::disk;
 use mooncrate_sim::report;
 use mooncrate_sim::runner::{self, Job};
+use mooncrate_sim::shipped;
 use mooncrate_sim::world::Watch;
 use rustix::process::{Resource, Rlimit};
 use std::process::ExitCode;
@@ -15,6 +16,8 @@ usage: mooncrate-sim run --ops N [--seed S] [--threads T] [--minutes M] [--ops-p
        mooncrate-sim replay --seed S [--ops N] [--until-op N] [--verbose] [--twice]
        mooncrate-sim canaries [--threads T] [--disks]
        mooncrate-sim marks [--ops N] [--seed S] [--threads T]
+       mooncrate-sim shipped [--ops N] [--seed S] [--threads T] [--ops-per-seed N]
+       mooncrate-sim shipped --replay --seed S [--ops-per-seed N] [--verbose] [--twice]
        mooncrate-sim disk [--ops N] [--seed S] [--threads T] [--minutes M] [--ops-per-seed N]
        mooncrate-sim disk-crash [--rounds N] [--seed S] [--point NAME] [--threads T] [--busy B]
        mooncrate-sim disk --replay --seed S [--ops-per-seed N] [--verbose] [--twice]
@@ -25,6 +28,7 @@ replay    one seed; --ops as in the REPRO line; --twice runs it twice and compar
 canaries  switches every bug on purpose on, one after the other; each must be caught; with --disks only
           those of the SSD tier
 marks     as run, and exit 1 if a rare situation was never reached
+shipped   the master, nodes and clients as they ship, in virtual time; --replay repeats one seed
 disk      the backends of the SSD tier on a simulated disk; --replay repeats one seed
 disk-crash  the same on real disks: a process is killed at each point that makes something durable,
           N times, and what it left is verified; NAME may be the beginning of a name; B threads
@@ -68,6 +72,8 @@ fn main() -> ExitCode {
         "marks" => run(&args, true),
         "replay" => replay(&args),
         "disk-crash" => crash(&args),
+        "shipped" if args.replay => replay_shipped(&args),
+        "shipped" => run_shipped(&args),
         "disk" if args.replay => replay_disk(&args),
         "disk" => run_disk(&args),
         "canaries" => canaries(&args),
@@ -181,6 +187,44 @@ fn replay(args: &Args) -> ExitCode {
     }
     if outcome.failure.is_some() {
         print!("{}", report::failure(&outcome, args.ops));
+        return ExitCode::FAILURE;
+    }
+    println!("clean");
+    ExitCode::SUCCESS
+}
+
+fn run_shipped(args: &Args) -> ExitCode {
+    quiet_panics();
+    let job = job(args);
+    println!("seeds from 0x{:x} on, {} threads", job.seed, job.threads);
+    let sum = shipped::runner::run(&job, |sum| println!("{}", sum.progress(job.ops)));
+    print!("{}", sum.table());
+    if let Some((seed, _)) = &sum.failed {
+        let watch = Watch { words: true, ..Watch::default() };
+        let again = shipped::run_seed(*seed, job.ops_per_seed, watch);
+        print!("{}", shipped::runner::failure(&again, job.ops_per_seed));
+        return ExitCode::FAILURE;
+    }
+    println!("clean");
+    ExitCode::SUCCESS
+}
+
+fn replay_shipped(args: &Args) -> ExitCode {
+    quiet_panics();
+    let Some(seed) = args.seed else { return usage("shipped --replay needs --seed") };
+    let watch = Watch { words: true, aloud: args.verbose, until_op: None };
+    let outcome = shipped::run_seed(seed, args.ops_per_seed, watch);
+    println!("{}", shipped::runner::line(&outcome));
+    if args.twice {
+        let again = shipped::run_seed(seed, args.ops_per_seed, Watch { aloud: false, ..watch });
+        if again.hash != outcome.hash {
+            println!("the second run has another trace hash: {:016x}", again.hash);
+            return ExitCode::FAILURE;
+        }
+        println!("the second run has the same trace hash");
+    }
+    if outcome.failure.is_some() {
+        print!("{}", shipped::runner::failure(&outcome, args.ops_per_seed));
         return ExitCode::FAILURE;
     }
     println!("clean");

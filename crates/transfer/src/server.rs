@@ -29,7 +29,8 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::net::Ipv4Addr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -341,29 +342,36 @@ impl Inner {
 
 /// Waits for a connection; `None`: look whether to go on.
 fn accept(socket: &Bound, stop: &OwnedFd) -> io::Result<Option<(OwnedFd, Origin)>> {
-    let fd = match socket {
-        Bound::Tcp(listener) => listener.as_fd(),
-        Bound::Unix(listener) => listener.as_fd(),
-    };
-    let look = Timespec { tv_sec: LATE_LOOK.as_secs().cast_signed(), tv_nsec: 0 };
-    let mut fds = [PollFd::new(&fd, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
-    match poll(&mut fds, Some(&look)) {
-        Ok(0) | Err(Errno::INTR) => return Ok(None),
-        Ok(_) if fds[0].revents().is_empty() => return Ok(None),
-        Ok(_) => {}
-        Err(error) => return Err(error.into()),
-    }
     let accepted = match socket {
-        Bound::Tcp(listener) => {
+        Bound::Tcp(listener) if has_caller(listener.as_fd(), stop)? => {
             listener.accept().map(|(stream, from)| (stream.into(), Origin::of(from.ip())))
         }
-        Bound::Unix(listener) => listener.accept().map(|(stream, _)| {
-            let user = user_of(&stream);
-            (stream.into(), user)
-        }),
+        Bound::Unix(listener) if has_caller(listener.as_fd(), stop)? => {
+            listener.accept().map(|(stream, _)| {
+                let user = user_of(&stream);
+                (stream.into(), user)
+            })
+        }
+        Bound::Tcp(_) | Bound::Unix(_) => return Ok(None),
+        Bound::World(address) => {
+            let world = rt::world().ok_or(io::ErrorKind::Unsupported)?;
+            let came = world.accept(&address.to_string(), LATE_LOOK)?;
+            return Ok(came.map(|socket| (socket, Origin::of(Ipv4Addr::LOCALHOST.into()))));
+        }
     };
     match accepted {
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
         accepted => accepted.map(Some),
+    }
+}
+
+/// Waits for a caller, or for a reason to look whether to go on; whether there is one.
+fn has_caller(listener: BorrowedFd<'_>, stop: &OwnedFd) -> io::Result<bool> {
+    let look = Timespec { tv_sec: LATE_LOOK.as_secs().cast_signed(), tv_nsec: 0 };
+    let mut fds = [PollFd::new(&listener, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
+    match poll(&mut fds, Some(&look)) {
+        Ok(0) | Err(Errno::INTR) => Ok(false),
+        Ok(_) => Ok(!fds[0].revents().is_empty()),
+        Err(error) => Err(error.into()),
     }
 }

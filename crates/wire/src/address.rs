@@ -1,5 +1,6 @@
 //! Where a peer listens, and listening itself: `host:port`, or `unix:/path`.
 
+use mooncrate_rt as rt;
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::fmt;
 use std::io;
@@ -102,6 +103,15 @@ impl From<SocketAddr> for Address {
     }
 }
 
+/// How a world knows an address.
+pub(crate) fn name_of(target: &SockAddr) -> String {
+    match (target.as_socket(), target.as_pathname()) {
+        (Some(address), _) => address.to_string(),
+        (_, Some(path)) => path.display().to_string(),
+        _ => String::new(),
+    }
+}
+
 /// Whether an address is one of this machine: what is sent there by default comes from the same address.
 fn is_here(target: &SockAddr) -> bool {
     let Some(target) = target.as_socket() else { return target.is_unix() };
@@ -122,11 +132,16 @@ pub enum Bound {
     Tcp(TcpListener),
     /// A Unix socket.
     Unix(UnixListener),
+    /// An address of the world that this thread has entered.
+    World(Address),
 }
 
 impl Bound {
     /// Listens. The socket does not block, as async runtimes want it.
     pub fn listen(address: &Address) -> io::Result<Self> {
+        if rt::world().is_some() {
+            return Ok(Self::World(address.clone()));
+        }
         match address {
             Address::Tcp(_) => {
                 let addresses = address.resolve()?;
@@ -157,6 +172,7 @@ impl Bound {
                 let address = listener.local_addr()?;
                 Address::Unix(address.as_pathname().map(PathBuf::from).unwrap_or_default())
             }
+            Self::World(address) => address.clone(),
         })
     }
 
@@ -165,6 +181,7 @@ impl Bound {
         Ok(match self {
             Self::Tcp(listener) => Self::Tcp(listener.try_clone()?),
             Self::Unix(listener) => Self::Unix(listener.try_clone()?),
+            Self::World(address) => Self::World(address.clone()),
         })
     }
 }

@@ -10,13 +10,14 @@
 
 use super::session::Session;
 use super::{HangUp, LinkConfig};
-use crate::address::Address;
+use crate::address::{Address, name_of};
 use crate::auth::Credential;
 use crate::clock::boottime;
 use crate::error::CallError;
 use crate::{fds, tcp};
 use mooncrate_core::time::{Deadline, Now};
 use mooncrate_lock::interrupt;
+use mooncrate_rt::{self as rt, Way};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, send, sendmsg};
@@ -24,7 +25,7 @@ use rustix::process::{Pid, getpid};
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::io::{self, IoSlice};
 use std::net::Shutdown;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 /// Longest single wait; a deadline further away is reached in steps.
@@ -100,7 +101,9 @@ impl Channel {
             Some(address) => address.to_string(),
             None => "a caller on this machine".to_owned(),
         };
-        let ready = socket.set_nonblocking(false).and_then(|()| tune(&socket, config));
+        // In a world it is the world that waits.
+        let ready =
+            socket.set_nonblocking(rt::world().is_some()).and_then(|()| tune(&socket, config));
         ready.map_err(|source| CallError::Io { doing: "accepting", peer: peer.clone(), source })?;
         Ok(Self::new(socket, peer, config.hang_up.clone()))
     }
@@ -427,6 +430,10 @@ impl Channel {
             return Err(CallError::Interrupted { awaited });
         }
         let longest = interrupt::slice(STEP_MAX);
+        if let Some(world) = rt::world() {
+            world.wait_for_socket(self.socket.as_fd(), way, left.min(STEP_MAX));
+            return Ok(());
+        }
         self.interruptible |= interrupt::is_on();
         let kept = if self.interruptible { STEP_KEPT } else { STEP_MAX };
         let set = match way {
@@ -475,16 +482,13 @@ impl Drop for Channel {
     /// would keep what is booked to it.
     fn drop(&mut self) {
         if getpid() == self.process {
+            if let Some(world) = rt::world() {
+                world.closing(self.socket.as_fd());
+            }
             // Not connected any more: then the peer knows.
             let _ = self.socket.shutdown(Shutdown::Both);
         }
     }
-}
-
-#[derive(Clone, Copy)]
-enum Way {
-    Read,
-    Write,
 }
 
 /// The largest power of two milliseconds that is not longer than `left`, so that deadlines of
@@ -498,6 +502,9 @@ fn step(left: Duration) -> Duration {
 }
 
 fn dial(target: &SockAddr, config: &LinkConfig, left: Duration) -> io::Result<Socket> {
+    if let Some(world) = rt::world() {
+        return Ok(world.connect(&name_of(target))?.into());
+    }
     let socket = Socket::new(target.domain(), Type::STREAM, None)?;
     tune(&socket, config)?;
     let until = boottime().deadline_in(left);

@@ -34,7 +34,7 @@ use mooncrate_core::time::Deadline;
 use mooncrate_rt as rt;
 use std::io::{self, IoSlice};
 use std::net::IpAddr;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -629,6 +629,9 @@ impl Closer {
 
     /// Every wait on the link ends with an error; the peer sees the end of the stream.
     pub fn close(&self) {
+        if let Some(world) = rt::world() {
+            world.closing(self.socket.as_fd());
+        }
         // Not connected any more: then it is closed already, which is what was asked for.
         let _ = self.socket.shutdown(std::net::Shutdown::Both);
     }

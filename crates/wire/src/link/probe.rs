@@ -4,17 +4,19 @@
 //! A connection alone proves nothing: the kernel of a stopped process goes on making them.
 
 use super::LinkConfig;
-use crate::address::Address;
+use crate::address::{Address, name_of};
 use crate::clock::boottime;
 use crate::frame::{RequestId, Stamp, VERSION_HELLO, encode_frame};
 use crate::kind::Kind;
 use crate::message::Hello;
 use mooncrate_core::time::Now;
+use mooncrate_rt::{self as rt, Way};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use socket2::{SockAddr, Socket, Type};
 use std::io;
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 /// A question that is on its way to one address.
@@ -93,8 +95,10 @@ impl Probe {
         };
         let mut fds: Vec<PollFd<'_>> =
             probes.map(|probe| PollFd::new(&probe.socket, flags(probe))).collect();
-        if fds.is_empty() {
-            return;
+        let Some(first) = fds.first() else { return };
+        if let Some(world) = rt::world() {
+            // The others are looked at when the time is over.
+            return world.wait_for_socket(first.as_fd(), Way::Read, time);
         }
         // Too long a time, or a signal, is no harm: whoever called looks anyway.
         let _ = poll(&mut fds, Timespec::try_from(time).ok().as_ref());
@@ -102,6 +106,9 @@ impl Probe {
 }
 
 fn begin(target: &SockAddr, config: &LinkConfig) -> io::Result<Socket> {
+    if let Some(world) = rt::world() {
+        return Ok(world.connect(&name_of(target))?.into());
+    }
     let socket = Socket::new(target.domain(), Type::STREAM, None)?;
     socket.set_nonblocking(true)?;
     if let Some(source) = config.source.filter(|_| !target.is_unix()) {

@@ -199,6 +199,7 @@ impl Listener {
         Ok(match bound {
             Bound::Tcp(listener) => Self::Tcp(TcpListener::from_std(listener)?),
             Bound::Unix(listener) => Self::Unix(UnixListener::from_std(listener)?),
+            Bound::World(_) => return Err(io::ErrorKind::Unsupported.into()),
         })
     }
 

@@ -1,0 +1,367 @@
+//! The network of a world: socket pairs, with this file between the two ends of each connection.
+//!
+//! ```text
+//!   process a ──[socket pair]── end ··· bytes on their way ··· end ──[socket pair]── process b
+//! ```
+//!
+//! Shipped code has real sockets, so it makes its real system calls, descriptors and hang-ups included. What it writes
+//! is taken over when it next calls the world, travels for a drawn time, and is written to the other end. Between
+//! processes that are cut off from each other bytes wait, as TCP repeats them until its peer is back.
+//!
+//! What must stay true: bytes of one direction arrive in order, all of them or an end of the stream behind them.
+
+use super::{Nanos, ProcessId, QUEUES};
+use crate::{MS, US};
+use mooncrate_core::rng::Rng;
+use mooncrate_rt::Way;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::SendFlags;
+use rustix::net::{
+    AddressFamily, Shutdown, SocketFlags, SocketType, send, shutdown, socketpair, sockopt,
+};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+
+/// Between two looks at all connections.
+pub(super) const SWEEP: Nanos = 20 * MS;
+/// Bytes on their way in one direction, after which their sender waits.
+const UNDER_WAY_MAX: usize = 256 << 10;
+/// What the kernel keeps for one socket: the same on every machine.
+const KERNEL_BYTES: usize = 128 << 10;
+/// Between two attempts to reach a process that is cut off.
+const REPEAT: Nanos = 50 * MS;
+/// Connections that may wait for a listener.
+const BACKLOG_MAX: usize = 128;
+/// Queues of listeners are numbered from here.
+const LISTENERS: usize = QUEUES | (1 << 61);
+
+/// One end of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct EndId(pub(super) usize);
+
+enum Chunk {
+    Bytes {
+        at: Nanos,
+        bytes: Vec<u8>,
+        gone: usize,
+    },
+    /// The end of the stream.
+    End {
+        at: Nanos,
+    },
+}
+
+impl Chunk {
+    fn at(&self) -> Nanos {
+        match self {
+            Self::Bytes { at, .. } | Self::End { at } => *at,
+        }
+    }
+}
+
+struct End {
+    /// Our half of the socket pair; the process has the other one. `None`: the connection is over.
+    ours: Option<OwnedFd>,
+    process: ProcessId,
+    other: EndId,
+    /// On its way to this end.
+    coming: VecDeque<Chunk>,
+    coming_bytes: usize,
+    /// The process has said that nothing more comes from it.
+    finished: bool,
+    /// When what was sent last to this end arrives.
+    last_at: Nanos,
+    /// How long bytes travel to this end.
+    travel: Nanos,
+    is_dirty: bool,
+}
+
+struct Listener {
+    process: ProcessId,
+    queue: usize,
+    backlog: VecDeque<OwnedFd>,
+}
+
+pub(super) struct Net {
+    rng: Rng,
+    ends: Vec<End>,
+    /// Which end a descriptor of a process is.
+    by_fd: BTreeMap<RawFd, EndId>,
+    listeners: BTreeMap<String, Listener>,
+    listeners_made: usize,
+    cuts: BTreeSet<(ProcessId, ProcessId)>,
+    /// Ends whose process may have written.
+    dirty: Vec<EndId>,
+    /// Ends at which something arrived, or got room.
+    changed: Vec<EndId>,
+    /// Ends, and when something arrives there.
+    due: Vec<(EndId, Nanos)>,
+    /// What moved, for the trace.
+    moved: Vec<(u64, u64)>,
+}
+
+impl Net {
+    pub(super) fn new(rng: Rng) -> Self {
+        Self {
+            rng,
+            ends: Vec::new(),
+            by_fd: BTreeMap::new(),
+            listeners: BTreeMap::new(),
+            listeners_made: 0,
+            cuts: BTreeSet::new(),
+            dirty: Vec::new(),
+            changed: Vec::new(),
+            due: Vec::new(),
+            moved: Vec::new(),
+        }
+    }
+
+    pub(super) fn cut(&mut self, one: ProcessId, other: ProcessId, is_cut: bool) {
+        let pair = (one.min(other), one.max(other));
+        if is_cut {
+            self.cuts.insert(pair)
+        } else {
+            self.cuts.remove(&pair)
+        };
+    }
+
+    /// Makes a connection; the caller's socket, and the queue of the listener.
+    pub(super) fn connect(
+        &mut self,
+        process: ProcessId,
+        address: &str,
+    ) -> io::Result<(OwnedFd, usize)> {
+        let refused = || io::Error::from(io::ErrorKind::ConnectionRefused);
+        let Some(listener) = self.listeners.get_mut(address) else { return Err(refused()) };
+        if listener.backlog.len() >= BACKLOG_MAX {
+            return Err(refused());
+        }
+        let ((caller, ours), (called, other)) = (pair()?, pair()?);
+        let first = self.ends.len();
+        let travel = 5 * US + self.rng.below(60 * US);
+        let sides =
+            [(ours, process, first + 1, &caller), (other, listener.process, first, &called)];
+        for (ours, process, other, theirs) in sides {
+            self.by_fd.insert(theirs.as_raw_fd(), EndId(self.ends.len()));
+            self.ends.push(End {
+                ours: Some(ours),
+                process,
+                other: EndId(other),
+                coming: VecDeque::new(),
+                coming_bytes: 0,
+                finished: false,
+                last_at: 0,
+                travel,
+                is_dirty: false,
+            });
+        }
+        listener.backlog.push_back(called);
+        self.moved.push((2, first as u64));
+        Ok((caller, listener.queue))
+    }
+
+    /// The next connection at an address; its queue. From the first call on the process listens there.
+    pub(super) fn accept(&mut self, process: ProcessId, address: &str) -> (usize, Option<OwnedFd>) {
+        if !self.listeners.contains_key(address) {
+            let queue = LISTENERS | self.listeners_made;
+            self.listeners_made += 1;
+            let listener = Listener { process, queue, backlog: VecDeque::new() };
+            self.listeners.insert(address.to_owned(), listener);
+        }
+        let listener = self.listeners.get_mut(address).expect("it was made");
+        (listener.queue, listener.backlog.pop_front())
+    }
+
+    pub(super) fn end_of(&self, socket: BorrowedFd<'_>) -> Option<EndId> {
+        self.by_fd.get(&socket.as_raw_fd()).copied()
+    }
+
+    /// The process of this end may write now.
+    pub(super) fn touch(&mut self, end: EndId) {
+        let found = &mut self.ends[end.0];
+        if !found.is_dirty && found.ours.is_some() {
+            found.is_dirty = true;
+            self.dirty.push(end);
+        }
+    }
+
+    pub(super) fn touch_all(&mut self) {
+        (0..self.ends.len()).for_each(|end| self.touch(EndId(end)));
+    }
+
+    /// A process is about to end a connection, perhaps by a copy of its descriptor; the ends that may be meant.
+    pub(super) fn closing(&mut self, process: ProcessId, socket: BorrowedFd<'_>) -> Vec<EndId> {
+        let meant = match self.end_of(socket) {
+            Some(end) => vec![end],
+            None => self.open_ends(process),
+        };
+        meant.iter().for_each(|end| self.touch(*end));
+        meant
+    }
+
+    fn open_ends(&self, process: ProcessId) -> Vec<EndId> {
+        let ends = self.ends.iter().enumerate();
+        let open = ends.filter(|(_, end)| end.process == process && end.ours.is_some());
+        open.map(|(at, _)| EndId(at)).collect()
+    }
+
+    /// The system ends what a killed process had open.
+    pub(super) fn kill(&mut self, process: ProcessId, now: Nanos) {
+        self.listeners.retain(|_, listener| listener.process != process);
+        for end in self.open_ends(process) {
+            let found = &mut self.ends[end.0];
+            // Its descriptor leaks with its stack, so the end of the stream is ours to say.
+            if let Some(ours) = found.ours.take() {
+                let _ = shutdown(&ours, Shutdown::Both);
+            }
+            found.coming.clear();
+            found.coming_bytes = 0;
+            if !found.finished {
+                found.finished = true;
+                let other = found.other;
+                self.send(other, now, |at| Chunk::End { at });
+            }
+        }
+    }
+
+    /// Puts something on its way to an end, behind what is on its way already.
+    fn send(&mut self, to: EndId, now: Nanos, chunk: impl FnOnce(Nanos) -> Chunk) {
+        let late = if self.rng.chance(5) { self.rng.below(3 * MS) } else { 0 };
+        let travel = self.ends[to.0].travel;
+        let arrives = now + travel + self.rng.below(travel) + late;
+        let end = &mut self.ends[to.0];
+        if end.ours.is_none() {
+            return;
+        }
+        end.last_at = end.last_at.max(arrives);
+        let chunk = chunk(end.last_at);
+        self.due.push((to, end.last_at));
+        if let Chunk::Bytes { bytes, .. } = &chunk {
+            end.coming_bytes += bytes.len();
+        }
+        end.coming.push_back(chunk);
+    }
+
+    /// Takes over what was written; ends and when something arrives there.
+    pub(super) fn pump(&mut self, now: Nanos) -> Vec<(EndId, Nanos)> {
+        while let Some(from) = self.dirty.pop() {
+            self.ends[from.0].is_dirty = false;
+            let to = self.ends[from.0].other;
+            let mut moved = 0;
+            while self.ends[to.0].coming_bytes < UNDER_WAY_MAX && !self.ends[from.0].finished {
+                let Some(ours) = &self.ends[from.0].ours else { break };
+                let mut bytes = vec![0; 64 << 10];
+                let read = rustix::io::read(ours, &mut bytes[..]);
+                match read {
+                    Err(Errno::AGAIN | Errno::INTR) => break,
+                    Ok(count @ 1..) => {
+                        bytes.truncate(count);
+                        moved += count;
+                        self.send(to, now, |at| Chunk::Bytes { at, bytes, gone: 0 });
+                    }
+                    Ok(0) | Err(_) => {
+                        self.ends[from.0].finished = true;
+                        self.send(to, now, |at| Chunk::End { at });
+                        moved += 1;
+                    }
+                }
+            }
+            if moved > 0 {
+                self.moved.push((3, (from.0 as u64) << 32 | moved as u64));
+                self.changed.push(from);
+            }
+        }
+        std::mem::take(&mut self.due)
+    }
+
+    pub(super) fn has_arrived(&self, end: EndId, now: Nanos) -> bool {
+        self.ends[end.0].coming.front().is_some_and(|chunk| chunk.at() <= now)
+    }
+
+    /// Writes what has arrived; when to do so again.
+    pub(super) fn deliver(&mut self, to: EndId, now: Nanos) -> Option<Nanos> {
+        let from = self.ends[to.0].other;
+        let (a, b) = (self.ends[to.0].process, self.ends[from.0].process);
+        if self.cuts.contains(&(a.min(b), a.max(b))) && !self.ends[to.0].coming.is_empty() {
+            return Some(now + REPEAT);
+        }
+        let mut moved = 0;
+        while self.has_arrived(to, now) {
+            let end = &mut self.ends[to.0];
+            let Some(ours) = &end.ours else { break };
+            match end.coming.front_mut().expect("it has arrived") {
+                Chunk::End { .. } => {
+                    let _ = shutdown(ours, Shutdown::Write);
+                    moved += 1;
+                    let over = end.finished && self.ends[from.0].coming.is_empty();
+                    if over {
+                        self.ends[to.0].ours = None;
+                        self.ends[from.0].ours = None;
+                    }
+                }
+                Chunk::Bytes { bytes, gone, .. } => {
+                    match send(ours, &bytes[*gone..], SendFlags::NOSIGNAL) {
+                        Ok(count) => {
+                            (moved, *gone) = (moved + count, *gone + count);
+                            end.coming_bytes -= count;
+                            if *gone < bytes.len() {
+                                continue;
+                            }
+                        }
+                        Err(Errno::AGAIN | Errno::INTR) => break,
+                        // The process has closed it: what comes is for nobody, and the sender hears so.
+                        Err(_) => {
+                            end.coming.clear();
+                            end.coming_bytes = 0;
+                            if let Some(sender) = self.ends[from.0].ours.take() {
+                                let _ = shutdown(&sender, Shutdown::Both);
+                            }
+                            self.changed.push(from);
+                            break;
+                        }
+                    }
+                }
+            }
+            self.ends[to.0].coming.pop_front();
+        }
+        if moved > 0 {
+            self.moved.push((4, (to.0 as u64) << 32 | moved as u64));
+            self.changed.push(to);
+            // Its sender may have waited for room.
+            self.touch(from);
+        }
+        let next = self.ends[to.0].coming.front()?;
+        // What did not fit is delivered when its process reads.
+        Some(next.at()).filter(|at| *at > now)
+    }
+
+    pub(super) fn take_changed(&mut self) -> Vec<EndId> {
+        std::mem::take(&mut self.changed)
+    }
+
+    pub(super) fn take_moved(&mut self) -> Vec<(u64, u64)> {
+        std::mem::take(&mut self.moved)
+    }
+}
+
+/// Whether a call on a socket would not wait.
+pub(super) fn is_ready(socket: BorrowedFd<'_>, way: Way) -> bool {
+    let flags = match way {
+        Way::Read => PollFlags::IN,
+        Way::Write => PollFlags::OUT,
+    };
+    let mut fds = [PollFd::new(&socket, flags)];
+    poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+}
+
+/// A process's half, and ours.
+fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let (one, other) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    for socket in [&one, &other] {
+        sockopt::set_socket_send_buffer_size(socket.as_fd(), KERNEL_BYTES)?;
+    }
+    Ok((one, other))
+}

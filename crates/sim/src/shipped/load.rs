@@ -1,0 +1,136 @@
+//! What clients do: one lane is one thread that makes calls, one after the other.
+
+use super::{Plan, judge};
+use crate::fibers::ProcessId;
+use mooncrate_check::{Got, payload};
+use mooncrate_client::{Client, Error, Stored};
+use mooncrate_core::rng::Rng;
+use mooncrate_rt as rt;
+use mooncrate_transfer::TransferError;
+use mooncrate_wire::DataError;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Keys of a batch.
+const BATCH_MAX: u64 = 5;
+
+pub(super) struct Lane {
+    pub(super) client: Arc<Client>,
+    pub(super) process: ProcessId,
+    pub(super) rng: Rng,
+    pub(super) plan: Arc<Plan>,
+}
+
+impl Lane {
+    /// Makes calls until the run has had enough.
+    pub(super) fn work(mut self) {
+        while judge::may_begin() {
+            let shares = self.plan.shares;
+            let mut draw = self.rng.below(shares.iter().sum());
+            let what = shares.iter().position(|share| {
+                let here = draw < *share;
+                draw = draw.saturating_sub(*share);
+                here
+            });
+            let key = self.rng.below(self.plan.keys) as usize;
+            match what {
+                Some(0) => self.put(&[key]),
+                Some(1) => self.get(key),
+                Some(2) => self.remove(key),
+                Some(3) => self.exists(key),
+                _ => self.batch(),
+            }
+            if self.plan.pause > 0 {
+                rt::sleep(Duration::from_nanos(self.rng.below(2 * self.plan.pause)));
+            }
+        }
+    }
+
+    /// Removes every key, until none is left or the time is over.
+    pub(super) fn remove_all(mut self) {
+        for key in 0..self.plan.keys as usize {
+            self.remove(key);
+        }
+    }
+
+    fn put(&mut self, keys: &[usize]) {
+        let mut calls = Vec::new();
+        for at in keys {
+            let key = judge::key(*at);
+            let most = self.plan.value_bytes_max;
+            let len = if self.rng.chance(800) { most.min(600) } else { most };
+            let len = 1 + self.rng.below(len);
+            let (put, number) = judge::put_begins(self.process, *at, len);
+            let mut value = vec![0; len as usize];
+            payload::fill(&mut value, put, key.hash);
+            calls.push((number, key, value));
+        }
+        let done = if let [(_, key, value)] = &calls[..] {
+            vec![self.client.put(&key.bytes, value)]
+        } else {
+            let items: Vec<(&[u8], &[u8])> =
+                calls.iter().map(|(_, key, value)| (&key.bytes[..], &value[..])).collect();
+            self.client.put_batch(&items)
+        };
+        for ((number, ..), done) in calls.iter().zip(done) {
+            // A value that is there already may be this one: the answer to its first attempt may be lost.
+            judge::put_ended(*number, matches!(done, Ok(Stored::New)));
+        }
+    }
+
+    fn get(&mut self, at: usize) {
+        let key = judge::key(at);
+        let number = judge::get_begins(self.process, at);
+        let got = self.client.get(&key.bytes);
+        judge::get_ended(number, judged(got, &key));
+    }
+
+    fn batch(&mut self) {
+        let many = (1 + self.rng.below(BATCH_MAX)).min(self.plan.keys);
+        let first = self.rng.below(self.plan.keys);
+        let keys: Vec<usize> =
+            (first..first + many).map(|key| (key % self.plan.keys) as usize).collect();
+        if self.rng.chance(400) {
+            return self.put(&keys);
+        }
+        let numbers: Vec<u64> =
+            keys.iter().map(|key| judge::get_begins(self.process, *key)).collect();
+        let keys: Vec<judge::Key> = keys.into_iter().map(judge::key).collect();
+        let asked: Vec<&[u8]> = keys.iter().map(|key| &key.bytes[..]).collect();
+        let got = self.client.get_batch(&asked);
+        for ((number, key), got) in numbers.into_iter().zip(&keys).zip(got) {
+            judge::get_ended(number, judged(got, key));
+        }
+    }
+
+    fn remove(&mut self, at: usize) {
+        let key = judge::key(at);
+        let number = judge::remove_begins(self.process, at);
+        let force = self.rng.chance(500);
+        // That nothing was there proves as much as a removal.
+        let done = self.client.remove(&key.bytes, force).is_ok();
+        judge::remove_ended(number, done);
+    }
+
+    fn exists(&mut self, at: usize) {
+        // Nothing can be judged: a value may vanish at any time.
+        let _ = self.client.exists(&judge::key(at).bytes);
+    }
+}
+
+/// What a get came back with. No fault flips bytes here, so whoever sees wrong ones has a bug.
+fn judged(got: Result<Option<Vec<u8>>, Error>, key: &judge::Key) -> Got {
+    match got {
+        Ok(Some(value)) => Got::of(&value, key.hash),
+        Ok(None) => Got::Miss,
+        Err(error) => {
+            if let Error::Transfer(TransferError::Data(DataError::Corrupt)) = &error {
+                judge::fail(
+                    "C1",
+                    format!("a get was refused as corrupt, and no byte was: {error}"),
+                );
+            }
+            Got::Failed
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! The shipped master, nodes and clients in one world: what a seed draws, runs and judges.
+//!
+//! ```text
+//!   plan ── drawn from the seed: how many of each, how small, which faults, how often
+//!     ▼
+//!   cluster ── processes of the world: Master, Nodes, Clients as they ship, over sockets of the world
+//!     │      faults: kill, stop, cut, wall clock
+//!     ▼
+//!   judge ── the oracle of `check` for every get; audits of the master; everything comes right at the end
+//! ```
+//!
+//! Deliberately absent, so far: disks, GPUs, shared memory, elections, the async control server.
+
+mod cluster;
+mod control;
+mod judge;
+mod load;
+mod plan;
+pub mod runner;
+
+pub use plan::Plan;
+
+use crate::fibers;
+use crate::judge::Failure;
+use crate::trace::Trace;
+use crate::world::Watch;
+use crate::{MS, Nanos};
+use mooncrate_check::oracle::Counts;
+
+/// What a run came to.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// Its seed.
+    pub seed: u64,
+    /// Hash of everything that happened.
+    pub hash: u64,
+    /// Operations begun.
+    pub ops: u64,
+    /// What the oracle judged.
+    pub judged: Counts,
+    /// Faults of each kind.
+    pub faults: Vec<(&'static str, u64)>,
+    /// Virtual time.
+    pub virtual_ns: Nanos,
+    /// The rule that was broken.
+    pub failure: Option<Failure>,
+    /// The last lines of the trace, if words were asked for.
+    pub lines: Vec<String>,
+}
+
+/// Virtual time after the faults have stopped, by which everything must be right.
+const FINALE: Nanos = 120_000 * MS;
+
+/// Runs a seed.
+pub fn run_seed(seed: u64, ops: Option<u64>, watch: Watch) -> Outcome {
+    let plan = Plan::draw(seed, ops);
+    judge::begin(&plan);
+    fibers::begin(seed, Trace::new(watch.words, watch.aloud));
+    let mut cluster = cluster::Cluster::new(plan);
+    let ran = cluster.run().and_then(|()| cluster.finale(FINALE));
+    let virtual_ns = fibers::true_time();
+    let faults = cluster.faults();
+    // Not dropped: what is left of it lies on stacks that never run again.
+    std::mem::forget(cluster);
+    let trace = fibers::end();
+    let (ops, judged, failure) = judge::end(ran.err());
+    let lines = if failure.is_some() { trace.last_lines(&[], 60) } else { Vec::new() };
+    Outcome { seed, hash: trace.hash(), ops, judged, faults, virtual_ns, failure, lines }
+}
