@@ -184,6 +184,20 @@ pub fn is_in(process: ProcessId) -> bool {
     with(|kernel| kernel.current.is_some_and(|fiber| kernel.fibers[fiber].process == process))
 }
 
+/// What the threads of all processes do, for a report: who waits, and since how many waits.
+pub fn threads() -> Vec<String> {
+    with(|kernel| {
+        let alive = kernel.fibers.iter().filter(|fiber| !fiber.ended);
+        let line = |fiber: &Fiber| {
+            let process = &kernel.processes[fiber.process.0];
+            let stopped = if process.stopped { ", stopped" } else { "" };
+            let waits = fiber.queue.map_or_else(String::new, |queue| format!(" at {queue:x}"));
+            format!("{}, {}: wait {}{waits}{stopped}", process.name, fiber.name, fiber.waits)
+        };
+        alive.map(line).collect()
+    })
+}
+
 /// Adds to the trace of this run.
 pub fn note(tag: u64, detail: u64, text: impl FnOnce() -> String) {
     with(|kernel| {

@@ -29,6 +29,8 @@ const FAULT_LEASES_MAX: u64 = 6;
 /// What a process of a name is, from its first start on.
 struct Place {
     kind: Kind,
+    /// Of its host.
+    clock: Clock,
     process: ProcessId,
     /// Which start this is.
     start: u64,
@@ -79,8 +81,9 @@ impl Cluster {
         let clients = (0..this.plan.clients).map(Kind::Client);
         let kinds: Vec<Kind> = std::iter::once(Kind::Master).chain(nodes).chain(clients).collect();
         for kind in kinds {
-            let process = this.make(kind, 1);
-            this.places.push(Place { kind, process, start: 1, mends: None });
+            let clock = Clock::draw(&mut this.rng);
+            let process = this.make(kind, &clock, 1);
+            this.places.push(Place { kind, clock, process, start: 1, mends: None });
         }
         this.next_fault = this.fault_pause();
         this
@@ -148,7 +151,11 @@ impl Cluster {
         self.audit()?;
         if !judge::has_failed() && !*done.lock() {
             let text = format!("after {} s without faults", time / 1000 / MS);
-            return Err(failed("liveness", format!("{text} the cluster is not empty")));
+            let threads = fibers::threads().join("\n  ");
+            return Err(failed(
+                "liveness",
+                format!("{text} the cluster is not empty\n  {threads}"),
+            ));
         }
         Ok(())
     }
@@ -160,8 +167,8 @@ impl Cluster {
         audited.map_err(|error| failed("G8", error.to_string()))
     }
 
-    fn make(&mut self, kind: Kind, start: u64) -> ProcessId {
-        let clock = Clock::draw(&mut self.rng);
+    fn make(&mut self, kind: Kind, clock: &Clock, start: u64) -> ProcessId {
+        let clock = clock.clone();
         let plan = Arc::clone(&self.plan);
         match kind {
             Kind::Master => {
@@ -172,7 +179,7 @@ impl Cluster {
             }
             Kind::Node(at) => {
                 let process = fibers::process(&format!("node-{at}"), clock);
-                fibers::start(process, "main", move || own(&plan, at, start));
+                fibers::start(process, "main", move || own(&plan, at));
                 process
             }
             Kind::Client(at) => {
@@ -251,7 +258,8 @@ impl Cluster {
                 Fault::Stop => fibers::go_on(process),
                 Fault::Cut(other) => fibers::cut(process, self.places[other].process, false),
                 Fault::Kill => {
-                    let process = self.make(kind, start + 1);
+                    let clock = self.places[at].clock.clone();
+                    let process = self.make(kind, &clock, start + 1);
                     self.places[at].process = process;
                     self.places[at].start = start + 1;
                 }
@@ -293,7 +301,7 @@ fn master_link(role: Role, name: &str) -> MasterLink {
 }
 
 /// A node process.
-fn own(plan: &Plan, at: usize, start: u64) {
+fn own(plan: &Plan, at: usize) {
     let name = format!("node-{at}");
     let tcp: Address = format!("10.0.1.{at}:9090").parse().expect("it is one");
     let socket = Bound::listen(&tcp).expect("a world listens anywhere");
@@ -303,7 +311,8 @@ fn own(plan: &Plan, at: usize, start: u64) {
         segment_bytes: plan.segment_bytes,
         slots: Some(plan.slots),
         memory_overcommit: true,
-        incarnation: Incarnation(start),
+        // As shipped: wall time numbers the starts.
+        incarnation: Incarnation(rt::wall_time() / 1_000),
         heartbeat: plan.heartbeat,
         ..NodeConfig::default()
     };

@@ -1,7 +1,7 @@
 //! What clients do: one lane is one thread that makes calls, one after the other.
 
 use super::{Plan, judge};
-use crate::fibers::ProcessId;
+use crate::fibers::{self, ProcessId};
 use mooncrate_check::{Got, payload};
 use mooncrate_client::{Client, Error, Stored};
 use mooncrate_core::rng::Rng;
@@ -73,6 +73,7 @@ impl Lane {
             self.client.put_batch(&items)
         };
         for ((number, ..), done) in calls.iter().zip(done) {
+            say(0, &done);
             // A value that is there already may be this one: the answer to its first attempt may be lost.
             judge::put_ended(*number, matches!(done, Ok(Stored::New)));
         }
@@ -82,6 +83,7 @@ impl Lane {
         let key = judge::key(at);
         let number = judge::get_begins(self.process, at);
         let got = self.client.get(&key.bytes);
+        say(at, &got);
         judge::get_ended(number, judged(got, &key));
     }
 
@@ -108,13 +110,21 @@ impl Lane {
         let number = judge::remove_begins(self.process, at);
         let force = self.rng.chance(500);
         // That nothing was there proves as much as a removal.
-        let done = self.client.remove(&key.bytes, force).is_ok();
-        judge::remove_ended(number, done);
+        let done = self.client.remove(&key.bytes, force);
+        say(at, &done);
+        judge::remove_ended(number, done.is_ok());
     }
 
     fn exists(&mut self, at: usize) {
         // Nothing can be judged: a value may vanish at any time.
         let _ = self.client.exists(&judge::key(at).bytes);
+    }
+}
+
+/// Adds the error of a call to the trace.
+fn say<T>(key: usize, done: &Result<T, Error>) {
+    if let Err(error) = done {
+        fibers::note(10, key as u64, || format!("k{key} error: {error}"));
     }
 }
 
