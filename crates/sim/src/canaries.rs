@@ -52,12 +52,13 @@ pub const fn seed_that_caught(canary: Canary) -> Option<u64> {
 }
 
 #[cfg(canary)]
-pub use hunt::{Found, hunt, hunt_on_disks};
+pub use hunt::{Found, hunt, hunt_on_disks, hunt_shipped};
 
 #[cfg(canary)]
 mod hunt {
     use crate::disk;
     use crate::runner::{self, Job};
+    use crate::shipped;
     use crate::world::{Outcome, Watch};
     use mooncrate_core::canary::{self, Canary};
     use mooncrate_mem::clock::boottime;
@@ -67,8 +68,10 @@ mod hunt {
     const OPS_PER_SEED: u64 = 8_000;
     /// The same on disks, where runs are short.
     const OPS_PER_SEED_ON_DISKS: u64 = 600;
+    /// The same of the roles as they ship.
+    const OPS_PER_SEED_SHIPPED: u64 = 3_000;
     /// How long one bug may hide.
-    const LIMIT: Duration = Duration::from_mins(5);
+    const LIMIT: Duration = Duration::from_secs(15);
 
     /// What a hunt came to.
     #[derive(Clone, Debug)]
@@ -106,6 +109,15 @@ mod hunt {
         canary::choose(bug);
         let job = job(bug, threads, control_ops, OPS_PER_SEED_ON_DISKS);
         let sum = disk::runner::run(&job, &disk::Real, |_| {});
+        canary::choose(None);
+        Found { caught: sum.failed, ops: sum.ops, took: sum.took }
+    }
+
+    /// The same with the roles as they ship.
+    pub fn hunt_shipped(bug: Option<Canary>, threads: usize, control_ops: u64) -> Found {
+        canary::choose(bug);
+        let job = job(bug, threads, control_ops, OPS_PER_SEED_SHIPPED);
+        let sum = shipped::runner::run(&job, |_| {});
         canary::choose(None);
         Found { caught: sum.failed, ops: sum.ops, took: sum.took }
     }

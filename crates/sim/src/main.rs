@@ -48,6 +48,7 @@ struct Args {
     twice: bool,
     replay: bool,
     disks: bool,
+    shipped: bool,
     rounds: Option<u64>,
     busy: Option<u64>,
     point: Option<String>,
@@ -92,6 +93,10 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Args, String> {
         let target = match word.as_str() {
             "--verbose" => {
                 args.verbose = true;
+                continue;
+            }
+            "--shipped" => {
+                args.shipped = true;
                 continue;
             }
             "--disks" => {
@@ -352,9 +357,25 @@ fn canaries(_args: &Args) -> ExitCode {
 #[cfg(canary)]
 fn canaries(args: &Args) -> ExitCode {
     use mooncrate_core::canary::Canary;
-    use mooncrate_sim::canaries::{Caught, caught, hunt, hunt_on_disks};
+    use mooncrate_sim::canaries::{Caught, caught, hunt, hunt_on_disks, hunt_shipped};
     let threads = threads(args);
     quiet_panics();
+    if args.shipped {
+        for bug in std::iter::once(None).chain(Canary::ALL.into_iter().map(Some)) {
+            let found = hunt_shipped(bug, threads, 100_000);
+            println!(
+                "{bug:?}: {} ops {} ms: {:?}",
+                found.ops,
+                found.took.as_millis(),
+                found.caught.map(|(s, f)| format!(
+                    "0x{s:x} {} {}",
+                    f.rule,
+                    f.text.lines().next().unwrap_or("")
+                ))
+            );
+        }
+        return ExitCode::SUCCESS;
+    }
     let ops = args.ops.unwrap_or(400_000);
     let cluster = (!args.disks).then(|| hunt(None, threads, ops));
     for control in cluster.into_iter().chain([hunt_on_disks(None, threads, ops / 10)]) {

@@ -23,7 +23,7 @@ use mooncrate_rt as rt;
 use mooncrate_wire::address::Bound;
 use mooncrate_wire::door::{Keeper, Place, Turned, descriptor_share, user_of};
 use mooncrate_wire::link::{Accepted, Closer};
-use mooncrate_wire::{Gate, HelloAck, Kind, Link, LinkConfig, LinkKind, auth};
+use mooncrate_wire::{Address, Gate, HelloAck, Kind, Link, LinkConfig, LinkKind, auth};
 use pins::PinBook;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
@@ -355,8 +355,14 @@ fn accept(socket: &Bound, stop: &OwnedFd) -> io::Result<Option<(OwnedFd, Origin)
         Bound::Tcp(_) | Bound::Unix(_) => return Ok(None),
         Bound::World(address) => {
             let world = rt::world().ok_or(io::ErrorKind::Unsupported)?;
-            let came = world.accept(&address.to_string(), LATE_LOOK)?;
-            return Ok(came.map(|socket| (socket, Origin::of(Ipv4Addr::LOCALHOST.into()))));
+            let came = world.accept(&address.name_in_world(), LATE_LOOK)?;
+            return Ok(came.map(|socket| {
+                let from = match address {
+                    Address::Tcp(_) => Origin::of(Ipv4Addr::LOCALHOST.into()),
+                    Address::Unix(_) => user_of(&socket),
+                };
+                (socket, from)
+            }));
         }
     };
     match accepted {

@@ -41,6 +41,14 @@ impl Address {
         }
     }
 
+    /// How a world knows it.
+    pub fn name_in_world(&self) -> String {
+        match self {
+            Self::Tcp(name) => name.clone(),
+            Self::Unix(path) => path.display().to_string(),
+        }
+    }
+
     /// Whether the system chooses the port: nobody can listen at the same address on purpose later.
     pub fn is_any_port(&self) -> bool {
         let port = |name: &str| name.rsplit_once(':')?.1.parse::<u16>().ok();

@@ -16,7 +16,11 @@ mod portable;
 
 pub use combine::{combine, multiply};
 
+use mooncrate_rt::World;
 use std::sync::OnceLock;
+
+/// Parts in which a value is copied in a world.
+const COPY_STEPS: usize = 4;
 
 /// A running CRC: the register before the final inversion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,8 +58,38 @@ impl Crc {
     /// is that of the bytes which did.
     #[must_use]
     pub unsafe fn copy(self, target: *mut u8, source: *const u8, len: usize) -> Self {
-        // SAFETY: the caller's promise is the kernel's.
-        Self(unsafe { (kernel().copy)(self.0, target, source, len) })
+        match mooncrate_rt::world() {
+            // SAFETY: the caller's promise is the kernel's.
+            None => Self(unsafe { (kernel().copy)(self.0, target, source, len) }),
+            // SAFETY: the caller's promise is the same.
+            Some(world) => unsafe { self.copy_in_steps(world, target, source, len) },
+        }
+    }
+
+    /// In a world others run between the parts of a copy, as they do on other cores.
+    ///
+    /// # Safety
+    /// As [`Crc::copy`].
+    #[cold]
+    unsafe fn copy_in_steps(
+        self,
+        world: &dyn World,
+        target: *mut u8,
+        source: *const u8,
+        len: usize,
+    ) -> Self {
+        let (mut sum, mut at) = (self.0, 0);
+        let step = (len / COPY_STEPS).next_multiple_of(64).max(64);
+        world.step();
+        while at < len {
+            let count = step.min(len - at);
+            let (to, from) = (target.wrapping_add(at), source.wrapping_add(at));
+            // SAFETY: the part lies inside of what the caller promised.
+            sum = unsafe { (kernel().copy)(sum, to, from, count) };
+            at += count;
+            world.step();
+        }
+        Self(sum)
     }
 }
 

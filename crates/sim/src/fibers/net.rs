@@ -14,11 +14,10 @@ use super::{Nanos, ProcessId, QUEUES};
 use crate::{MS, US};
 use mooncrate_core::rng::Rng;
 use mooncrate_rt::Way;
+use mooncrate_wire::fds::{recv_fds, send_fds};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
-use rustix::net::SendFlags;
 use rustix::net::{
-    AddressFamily, Shutdown, SocketFlags, SocketType, send, shutdown, socketpair, sockopt,
+    AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair, sockopt,
 };
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
@@ -46,6 +45,7 @@ enum Chunk {
         at: Nanos,
         bytes: Vec<u8>,
         gone: usize,
+        fds: Vec<OwnedFd>,
     },
     /// The end of the stream.
     End {
@@ -252,14 +252,13 @@ impl Net {
             let mut moved = 0;
             while self.ends[to.0].coming_bytes < UNDER_WAY_MAX && !self.ends[from.0].finished {
                 let Some(ours) = &self.ends[from.0].ours else { break };
-                let mut bytes = vec![0; 64 << 10];
-                let read = rustix::io::read(ours, &mut bytes[..]);
-                match read {
-                    Err(Errno::AGAIN | Errno::INTR) => break,
+                let (mut bytes, mut fds) = (vec![0; 64 << 10], Vec::new());
+                match recv_fds(ours, &mut bytes, &mut fds) {
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                     Ok(count @ 1..) => {
                         bytes.truncate(count);
                         moved += count;
-                        self.send(to, now, |at| Chunk::Bytes { at, bytes, gone: 0 });
+                        self.send(to, now, |at| Chunk::Bytes { at, bytes, gone: 0, fds });
                     }
                     Ok(0) | Err(_) => {
                         self.ends[from.0].finished = true;
@@ -301,16 +300,20 @@ impl Net {
                         self.ends[from.0].ours = None;
                     }
                 }
-                Chunk::Bytes { bytes, gone, .. } => {
-                    match send(ours, &bytes[*gone..], SendFlags::NOSIGNAL) {
+                Chunk::Bytes { bytes, gone, fds, .. } => {
+                    // Descriptors travel with the first byte.
+                    let lent: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+                    let sent = send_fds(ours, &bytes[*gone..], &lent);
+                    match sent {
                         Ok(count) => {
+                            fds.clear();
                             (moved, *gone) = (moved + count, *gone + count);
                             end.coming_bytes -= count;
                             if *gone < bytes.len() {
                                 continue;
                             }
                         }
-                        Err(Errno::AGAIN | Errno::INTR) => break,
+                        Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                         // The process has closed it: what comes is for nobody, and the sender hears so.
                         Err(_) => {
                             end.coming.clear();

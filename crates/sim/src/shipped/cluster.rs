@@ -7,6 +7,7 @@ use crate::fibers::{self, ProcessId};
 use crate::judge::Failure;
 use crate::{MS, Nanos};
 use mooncrate_client::{Client, ClientConfig};
+use mooncrate_core::ids::name_hash;
 use mooncrate_core::rng::Rng;
 use mooncrate_core::{HostId, Incarnation, LeaderEpoch};
 use mooncrate_lock::Mutex;
@@ -78,10 +79,16 @@ impl Cluster {
             lanes_made: 0,
         };
         let nodes = (0..this.plan.nodes).map(Kind::Node);
-        let clients = (0..this.plan.clients).map(Kind::Client);
+        let clients = (0..this.plan.clients.len()).map(Kind::Client);
         let kinds: Vec<Kind> = std::iter::once(Kind::Master).chain(nodes).chain(clients).collect();
         for kind in kinds {
-            let clock = Clock::draw(&mut this.rng);
+            let clock = match kind {
+                // Places of nodes follow that of the master.
+                Kind::Client(at) if let Some(node) = this.plan.clients[at] => {
+                    this.places[1 + node].clock.clone()
+                }
+                _ => Clock::draw(&mut this.rng),
+            };
             let process = this.make(kind, &clock, 1);
             this.places.push(Place { kind, clock, process, start: 1, mends: None });
         }
@@ -133,7 +140,7 @@ impl Cluster {
         let done = Arc::new(Mutex::new(false));
         let (plan, told) = (Arc::clone(&self.plan), Arc::clone(&done));
         fibers::start(process, "operator", move || {
-            let client = Arc::new(client(&plan, "operator", 0));
+            let client = Arc::new(client(&plan, "operator", None));
             loop {
                 let lane = lane(Arc::clone(&client));
                 lane.remove_all();
@@ -186,7 +193,8 @@ impl Cluster {
                 let process = fibers::process(&format!("client-{at}"), clock);
                 let lanes: Vec<_> = (0..plan.lanes).map(|_| self.lane(process)).collect();
                 fibers::start(process, "main", move || {
-                    let client = Arc::new(client(&plan, &format!("client-{at}"), start));
+                    let name = format!("client-{at}");
+                    let client = Arc::new(client(&plan, &name, plan.clients[at]));
                     for lane in lanes {
                         let lane = lane(Arc::clone(&client));
                         let _ = rt::spawn("lane", move || lane.work());
@@ -304,7 +312,8 @@ fn master_link(role: Role, name: &str) -> MasterLink {
 fn own(plan: &Plan, at: usize) {
     let name = format!("node-{at}");
     let tcp: Address = format!("10.0.1.{at}:9090").parse().expect("it is one");
-    let socket = Bound::listen(&tcp).expect("a world listens anywhere");
+    let unix = Address::Unix(format!("/run/{name}").into());
+    let listen = || [&tcp, &unix].map(|at| Bound::listen(at).expect("a world listens anywhere"));
     let config = NodeConfig {
         host: name.clone(),
         name: name.clone(),
@@ -318,8 +327,7 @@ fn own(plan: &Plan, at: usize) {
     };
     loop {
         let master = Arc::new(master_link(Role::Node, &name));
-        let socket = socket.try_clone().expect("it is an address");
-        let node = Node::new(config.clone(), master, vec![socket]).expect("memory is there");
+        let node = Node::new(config.clone(), master, listen().into()).expect("memory is there");
         match node.register(false) {
             Ok(()) => {
                 // It is at work as long as somebody has it.
@@ -335,18 +343,16 @@ fn own(plan: &Plan, at: usize) {
     }
 }
 
-fn client(plan: &Plan, name: &str, start: u64) -> Client {
+fn client(plan: &Plan, name: &str, near: Option<usize>) -> Client {
     let config = ClientConfig {
         call_time: plan.call_time,
         replicas: plan.replicas,
         best_effort: true,
         ..ClientConfig::default()
     };
-    let engine = EngineConfig {
-        host: HostId(0x1000 + start),
-        shared_memory: false,
-        ..EngineConfig::default()
-    };
+    let host = near.map_or_else(|| name.to_owned(), |node| format!("node-{node}"));
+    let host = HostId(name_hash(&host));
+    let engine = EngineConfig { host, ..EngineConfig::default() };
     let master = Arc::new(master_link(Role::Client, name));
     Client::new(config, engine, master, Arc::new(Segments::default()))
 }

@@ -23,8 +23,8 @@ pub struct Plan {
     pub segment_bytes: u64,
     /// Objects that a node has headers for.
     pub slots: u32,
-    /// Client processes.
-    pub clients: usize,
+    /// Client processes; the number of the node on whose machine each of them is, so that it maps its memory.
+    pub clients: Vec<Option<usize>>,
     /// Threads of each that make calls.
     pub lanes: usize,
     /// Keys.
@@ -66,13 +66,18 @@ impl Plan {
             seed,
             ..Config::default()
         };
+        let nodes = between(rng, 1, 4) as usize;
+        let near = *pick(rng, &[0, 0, 500, 1000]);
+        let mut client = || rng.chance(near).then(|| rng.below(nodes as u64) as usize);
+        let clients = std::iter::repeat_with(&mut client).take(4).collect::<Vec<_>>();
+        let clients = clients[..between(rng, 1, 4) as usize].to_vec();
         Self {
             seed,
             ops: ops.unwrap_or_else(|| between(rng, OPS.0, OPS.1)),
-            nodes: between(rng, 1, 4) as usize,
+            nodes,
             segment_bytes: *pick(rng, &[64 << 10, 256 << 10, 1 << 20]),
             slots: *pick(rng, &[16, 64, 256]),
-            clients: between(rng, 1, 4) as usize,
+            clients,
             lanes: between(rng, 1, 3) as usize,
             keys: between(rng, 3, 48),
             value_bytes_max: *pick(rng, &[100, 3_000, 20_000, 60_000]),
