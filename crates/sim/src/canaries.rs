@@ -115,10 +115,8 @@ mod hunt {
 
     /// The same with the roles as they ship.
     pub fn hunt_shipped(bug: Option<Canary>, threads: usize, control_ops: u64) -> Found {
-        canary::choose(bug);
         let job = job(bug, threads, control_ops, OPS_PER_SEED_SHIPPED);
-        let sum = shipped::runner::run(&job, |_| {});
-        canary::choose(None);
+        let sum = shipped::runner::run(&job, bug, |_| {});
         Found { caught: sum.failed, ops: sum.ops, took: sum.took }
     }
 

@@ -60,14 +60,14 @@ fn main() -> ExitCode {
     if command == "disk-crash-child" {
         return crash_child(&words.collect::<Vec<String>>());
     }
+    if command == shipped::worker::WORKER {
+        return shipped_worker(&words.collect::<Vec<String>>());
+    }
     let args = match parse(words) {
         Ok(args) => args,
         Err(why) => return usage(&why),
     };
-    // Mounts that are over stay mapped, each with a descriptor; many runs side by side need many.
-    let files = rustix::process::getrlimit(Resource::Nofile);
-    let _ =
-        rustix::process::setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files });
+    allow_descriptors();
     match command.as_str() {
         "run" => run(&args, false),
         "marks" => run(&args, true),
@@ -80,6 +80,13 @@ fn main() -> ExitCode {
         "canaries" => canaries(&args),
         other => usage(&format!("{other} is no command")),
     }
+}
+
+/// Mounts that are over stay mapped, each with a descriptor; many runs side by side need many.
+fn allow_descriptors() {
+    let files = rustix::process::getrlimit(Resource::Nofile);
+    let _ =
+        rustix::process::setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files });
 }
 
 fn usage(why: &str) -> ExitCode {
@@ -202,7 +209,7 @@ fn run_shipped(args: &Args) -> ExitCode {
     quiet_panics();
     let job = job(args);
     println!("seeds from 0x{:x} on, {} threads", job.seed, job.threads);
-    let sum = shipped::runner::run(&job, |sum| println!("{}", sum.progress(job.ops)));
+    let sum = shipped::runner::run(&job, None, |sum| println!("{}", sum.progress(job.ops)));
     print!("{}", sum.table());
     if let Some((seed, _)) = &sum.failed {
         let watch = Watch { words: true, ..Watch::default() };
@@ -211,6 +218,16 @@ fn run_shipped(args: &Args) -> ExitCode {
         return ExitCode::FAILURE;
     }
     println!("clean");
+    ExitCode::SUCCESS
+}
+
+fn shipped_worker(words: &[String]) -> ExitCode {
+    quiet_panics();
+    allow_descriptors();
+    let Some(task) = shipped::worker::Task::parse(words) else {
+        return usage("a worker needs its task");
+    };
+    task.work(|line| println!("{line}"));
     ExitCode::SUCCESS
 }
 

@@ -17,6 +17,7 @@ mod judge;
 mod load;
 mod plan;
 pub mod runner;
+pub mod worker;
 
 pub use plan::Plan;
 
@@ -38,14 +39,33 @@ pub struct Outcome {
     pub ops: u64,
     /// What the oracle judged.
     pub judged: Counts,
-    /// Faults of each kind.
-    pub faults: Vec<(&'static str, u64)>,
+    /// Faults of each kind of [`FAULTS`].
+    pub faults: [u64; 3],
     /// Virtual time.
     pub virtual_ns: Nanos,
     /// The rule that was broken.
     pub failure: Option<Failure>,
     /// The last lines of the trace, if words were asked for.
     pub lines: Vec<String>,
+}
+
+/// What the faults are called.
+pub const FAULTS: [&str; 3] = ["kill", "stop", "cut"];
+
+impl Outcome {
+    /// Of a seed that did nothing.
+    fn of(seed: u64) -> Self {
+        Self {
+            seed,
+            hash: 0,
+            ops: 0,
+            judged: Counts::default(),
+            faults: [0; 3],
+            virtual_ns: 0,
+            failure: None,
+            lines: Vec::new(),
+        }
+    }
 }
 
 /// Virtual time after the faults have stopped, by which everything must be right.

@@ -1,18 +1,20 @@
 //! Runs seeds, and prints what they came to. Each thread runs worlds of its own.
 
-use super::{Outcome, Plan, run_seed};
+use super::worker::Task;
+use super::{FAULTS, Outcome, Plan};
 use crate::judge::Failure;
 use crate::runner::{Job, seed_at};
-use crate::world::Watch;
 use mooncrate_check::oracle::Counts;
 use mooncrate_core::Now;
+use mooncrate_core::canary::Canary;
 use mooncrate_mem::clock::boottime;
-use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+/// Seeds of one worker process.
+const SEEDS_EACH: u64 = 8;
 /// Between two lines about how far it is.
 const TELL: Duration = Duration::from_secs(3);
 
@@ -25,8 +27,8 @@ pub struct Sum {
     pub ops: u64,
     /// What the oracles judged.
     pub judged: Counts,
-    /// Faults by kind.
-    pub faults: BTreeMap<&'static str, u64>,
+    /// Faults of each kind.
+    pub faults: [u64; 3],
     /// Virtual time.
     pub virtual_ns: u64,
     /// Hash over the traces of all seeds, whatever their order.
@@ -43,8 +45,8 @@ impl Sum {
         self.ops += outcome.ops;
         self.judged = [self.judged, outcome.judged].into_iter().sum();
         self.virtual_ns += outcome.virtual_ns;
-        for (name, count) in &outcome.faults {
-            *self.faults.entry(name).or_default() += count;
+        for (all, new) in self.faults.iter_mut().zip(outcome.faults) {
+            *all += new;
         }
         let mixed =
             (outcome.seed ^ outcome.hash.rotate_left(17)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -87,7 +89,7 @@ impl Sum {
         row("puts of unknown outcome", self.judged.puts_unknown.to_string());
         row("removes finished", self.judged.removes.to_string());
         row("virtual seconds", (self.virtual_ns / 1_000_000_000).to_string());
-        for (name, count) in &self.faults {
+        for (name, count) in FAULTS.iter().zip(self.faults) {
             row(&format!("fault: {name}"), count.to_string());
         }
         row("violations", u8::from(self.failed.is_some()).to_string());
@@ -122,8 +124,8 @@ pub fn failure(outcome: &Outcome, ops: Option<u64>) -> String {
     )
 }
 
-/// Runs seeds until enough operations are done or a rule is broken.
-pub fn run(job: &Job, progress: impl Fn(&Sum) + Sync) -> Sum {
+/// Runs seeds in worker processes until enough operations are done or a rule is broken.
+pub fn run(job: &Job, canary: Option<Canary>, progress: impl Fn(&Sum) + Sync) -> Sum {
     let started = boottime();
     let seeds = if job.span.is_some() { u64::MAX } else { seeds_for(job) };
     let (next, stop) = (AtomicU64::new(0), AtomicBool::new(false));
@@ -131,15 +133,17 @@ pub fn run(job: &Job, progress: impl Fn(&Sum) + Sync) -> Sum {
     let over = || job.span.is_some_and(|span| boottime().since(started) >= span);
     let work = || {
         while !stop.load(Ordering::Relaxed) && !over() {
-            let at = next.fetch_add(1, Ordering::Relaxed);
-            if at >= seeds {
+            let from = next.fetch_add(SEEDS_EACH, Ordering::Relaxed);
+            if from >= seeds {
                 return;
             }
-            let seed = seed_at(job.seed, at);
-            let outcome = run_seed(seed, job.ops_per_seed, Watch::default());
-            stop.fetch_or(outcome.failure.is_some(), Ordering::Relaxed);
+            let (first, count) = (job.seed, SEEDS_EACH.min(seeds - from));
+            let task = Task { first, from, count, ops: job.ops_per_seed, canary };
+            let outcomes = task.run().expect("the system starts processes");
+            let failed = outcomes.iter().any(|outcome| outcome.failure.is_some());
+            stop.fetch_or(failed, Ordering::Relaxed);
             let mut sum = sum.lock().expect("no run panics while it holds the lock");
-            sum.0.add(&outcome);
+            outcomes.iter().for_each(|outcome| sum.0.add(outcome));
             tell(&mut sum, started, &progress);
         }
     };
