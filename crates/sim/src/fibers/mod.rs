@@ -47,6 +47,10 @@ const QUEUES: usize = 1 << 62;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ProcessId(usize);
 
+/// Names a machine of the run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct HostIx(usize);
+
 /// Names a fiber of the run.
 type FiberId = usize;
 
@@ -68,8 +72,7 @@ struct Fiber {
 
 struct Process {
     name: String,
-    clock: Clock,
-    alive: bool,
+    host: HostIx,
     stopped: bool,
     /// Fibers that could go on and must not, because the process is stopped.
     parked: Vec<FiberId>,
@@ -87,6 +90,8 @@ struct Kernel {
     rng: Rng,
     now: Nanos,
     trace: Trace,
+    /// The clocks of each machine.
+    hosts: Vec<Clock>,
     processes: Vec<Process>,
     fibers: Vec<Fiber>,
     current: Option<FiberId>,
@@ -117,6 +122,7 @@ pub fn begin(seed: u64, trace: Trace) {
         rng,
         now: 0,
         trace,
+        hosts: Vec::new(),
         processes: Vec::new(),
         fibers: Vec::new(),
         current: None,
@@ -139,11 +145,23 @@ pub fn end() -> Trace {
     kernel.trace
 }
 
-/// Makes a process; its clocks are those of its host.
-pub fn process(name: &str, clock: Clock) -> ProcessId {
+/// Makes a machine with clocks of its own.
+pub fn host(clock: Clock) -> HostIx {
     with(|kernel| {
-        let process =
-            Process { name: name.into(), clock, alive: true, stopped: false, parked: Vec::new() };
+        kernel.hosts.push(clock);
+        HostIx(kernel.hosts.len() - 1)
+    })
+}
+
+/// Sets the wall clock of a machine by an hour.
+pub fn step_wall(host: HostIx, forward: bool) {
+    with(|kernel| kernel.hosts[host.0].step_wall(forward));
+}
+
+/// Makes a process on a machine.
+pub fn process(name: &str, host: HostIx) -> ProcessId {
+    with(|kernel| {
+        let process = Process { name: name.into(), host, stopped: false, parked: Vec::new() };
         kernel.processes.push(process);
         ProcessId(kernel.processes.len() - 1)
     })
@@ -360,7 +378,6 @@ impl Kernel {
     fn kill(&mut self, process: ProcessId) {
         let name = self.processes[process.0].name.clone();
         self.trace.say(self.now, || format!("{name} is killed"));
-        self.processes[process.0].alive = false;
         for id in 0..self.fibers.len() {
             let fiber = &mut self.fibers[id];
             if fiber.process != process || fiber.ended {
@@ -465,7 +482,7 @@ impl World for Fibers {
         with(|kernel| {
             kernel.now += LOOK_NANOS;
             let (process, now) = (kernel.process_of_current(), kernel.now);
-            let of_host = &kernel.processes[process.0].clock;
+            let of_host = &kernel.hosts[kernel.processes[process.0].host.0];
             match clock {
                 rt::Clock::Boot => of_host.leases(now).0,
                 rt::Clock::Wall => of_host.wall_time(now),

@@ -1,9 +1,9 @@
 //! The processes of a run, the faults that befall them, and the finale.
 
 use super::load::Lane;
-use super::{Plan, control, judge};
+use super::{FAULTS, Plan, control, judge};
 use crate::clock::Clock;
-use crate::fibers::{self, ProcessId};
+use crate::fibers::{self, HostIx, ProcessId};
 use crate::judge::Failure;
 use crate::{MS, Nanos};
 use mooncrate_client::{Client, ClientConfig};
@@ -30,8 +30,7 @@ const FAULT_LEASES_MAX: u64 = 6;
 /// What a process of a name is, from its first start on.
 struct Place {
     kind: Kind,
-    /// Of its host.
-    clock: Clock,
+    host: HostIx,
     process: ProcessId,
     /// Which start this is.
     start: u64,
@@ -62,7 +61,7 @@ pub(super) struct Cluster {
     /// The master that leads, for audits.
     master: Arc<Mutex<Option<Arc<Master>>>>,
     next_fault: Nanos,
-    counts: [u64; 3],
+    counts: [u64; FAULTS.len()],
     lanes_made: u64,
 }
 
@@ -75,29 +74,29 @@ impl Cluster {
             places: Vec::new(),
             master: Arc::default(),
             next_fault: 0,
-            counts: [0; 3],
+            counts: [0; FAULTS.len()],
             lanes_made: 0,
         };
         let nodes = (0..this.plan.nodes).map(Kind::Node);
         let clients = (0..this.plan.clients.len()).map(Kind::Client);
         let kinds: Vec<Kind> = std::iter::once(Kind::Master).chain(nodes).chain(clients).collect();
         for kind in kinds {
-            let clock = match kind {
+            let host = match kind {
                 // Places of nodes follow that of the master.
                 Kind::Client(at) if let Some(node) = this.plan.clients[at] => {
-                    this.places[1 + node].clock.clone()
+                    this.places[1 + node].host
                 }
-                _ => Clock::draw(&mut this.rng),
+                _ => fibers::host(Clock::draw(&mut this.rng)),
             };
-            let process = this.make(kind, &clock, 1);
-            this.places.push(Place { kind, clock, process, start: 1, mends: None });
+            let process = this.make(kind, host, 1);
+            this.places.push(Place { kind, host, process, start: 1, mends: None });
         }
         this.next_fault = this.fault_pause();
         this
     }
 
     /// How many of each kind there were.
-    pub(super) fn faults(&self) -> [u64; 3] {
+    pub(super) fn faults(&self) -> [u64; FAULTS.len()] {
         self.counts
     }
 
@@ -136,7 +135,8 @@ impl Cluster {
         self.mend(Nanos::MAX);
         self.next_fault = Nanos::MAX;
         let end = fibers::true_time() + time;
-        let process = fibers::process("operator", Clock::draw(&mut self.rng));
+        let host = fibers::host(Clock::draw(&mut self.rng));
+        let process = fibers::process("operator", host);
         let lane = self.lane(process);
         let done = Arc::new(Mutex::new(false));
         let (plan, told) = (Arc::clone(&self.plan), Arc::clone(&done));
@@ -175,23 +175,22 @@ impl Cluster {
         audited.map_err(|error| failed("G8", error.to_string()))
     }
 
-    fn make(&mut self, kind: Kind, clock: &Clock, start: u64) -> ProcessId {
-        let clock = clock.clone();
+    fn make(&mut self, kind: Kind, host: HostIx, start: u64) -> ProcessId {
         let plan = Arc::clone(&self.plan);
         match kind {
             Kind::Master => {
-                let process = fibers::process("master", clock);
+                let process = fibers::process("master", host);
                 let place = Arc::clone(&self.master);
                 fibers::start(process, "main", move || lead(&plan, start, &place));
                 process
             }
             Kind::Node(at) => {
-                let process = fibers::process(&format!("node-{at}"), clock);
+                let process = fibers::process(&format!("node-{at}"), host);
                 fibers::start(process, "main", move || own(&plan, at));
                 process
             }
             Kind::Client(at) => {
-                let process = fibers::process(&format!("client-{at}"), clock);
+                let process = fibers::process(&format!("client-{at}"), host);
                 let lanes: Vec<_> = (0..plan.lanes).map(|_| self.lane(process)).collect();
                 fibers::start(process, "main", move || {
                     let name = format!("client-{at}");
@@ -225,7 +224,14 @@ impl Cluster {
         let long = if self.rng.chance(500) { lease / 4 } else { FAULT_LEASES_MAX * lease };
         let until = fibers::true_time() + 1 + self.rng.below(long);
         let process = self.places[at].process;
-        let fault = match self.rng.below(3) {
+        let fault = match self.rng.below(4) {
+            3 => {
+                let forward = self.rng.chance(500);
+                fibers::note(6, at as u64, || format!("the wall clock of {at} steps"));
+                fibers::step_wall(self.places[at].host, forward);
+                self.counts[3] += 1;
+                return;
+            }
             0 => {
                 fibers::kill(process);
                 judge::killed(process);
@@ -267,8 +273,7 @@ impl Cluster {
                 Fault::Stop => fibers::go_on(process),
                 Fault::Cut(other) => fibers::cut(process, self.places[other].process, false),
                 Fault::Kill => {
-                    let clock = self.places[at].clock.clone();
-                    let process = self.make(kind, &clock, start + 1);
+                    let process = self.make(kind, self.places[at].host, start + 1);
                     self.places[at].process = process;
                     self.places[at].start = start + 1;
                 }

@@ -40,7 +40,7 @@ pub struct Outcome {
     /// What the oracle judged.
     pub judged: Counts,
     /// Faults of each kind of [`FAULTS`].
-    pub faults: [u64; 3],
+    pub faults: [u64; FAULTS.len()],
     /// Virtual time.
     pub virtual_ns: Nanos,
     /// The rule that was broken.
@@ -50,7 +50,7 @@ pub struct Outcome {
 }
 
 /// What the faults are called.
-pub const FAULTS: [&str; 3] = ["kill", "stop", "cut"];
+pub const FAULTS: [&str; 4] = ["kill", "stop", "cut", "wall clock"];
 
 impl Outcome {
     /// Of a seed that did nothing.
@@ -60,7 +60,7 @@ impl Outcome {
             hash: 0,
             ops: 0,
             judged: Counts::default(),
-            faults: [0; 3],
+            faults: [0; FAULTS.len()],
             virtual_ns: 0,
             failure: None,
             lines: Vec::new(),

@@ -28,7 +28,7 @@ pub struct Sum {
     /// What the oracles judged.
     pub judged: Counts,
     /// Faults of each kind.
-    pub faults: [u64; 3],
+    pub faults: [u64; FAULTS.len()],
     /// Virtual time.
     pub virtual_ns: u64,
     /// Hash over the traces of all seeds, whatever their order.

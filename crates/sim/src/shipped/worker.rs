@@ -101,7 +101,7 @@ fn write(outcome: &Outcome) -> String {
 fn read(line: &str) -> Option<Outcome> {
     let (numbers, failed) = line.split_once("failed ").map_or((line, None), |(n, f)| (n, Some(f)));
     let numbers: Vec<u64> = numbers.split_whitespace().filter_map(|n| n.parse().ok()).collect();
-    let [seed, hash, ops, virtual_ns, p, pu, pr, r, h, m, gf, kill, stop, cut] = numbers[..] else {
+    let [seed, hash, ops, virtual_ns, p, pu, pr, r, h, m, gf, ref faults @ ..] = numbers[..] else {
         return None;
     };
     let judged = Counts {
@@ -119,7 +119,7 @@ fn read(line: &str) -> Option<Outcome> {
         let text = text.replace("\\n", "\n").replace("\\\\", "\\");
         Some(Failure { rule: rule.to_owned(), text, key: None, op: op.parse().ok()? })
     });
-    let faults = [kill, stop, cut];
+    let faults = faults.try_into().ok()?;
     Some(Outcome { hash, ops, judged, faults, virtual_ns, failure, ..Outcome::of(seed) })
 }
 
@@ -141,7 +141,7 @@ mod tests {
                 hash: u64::MAX,
                 ops: 3,
                 judged,
-                faults: [1, 2, 3],
+                faults: [1, 2, 3, 4],
                 virtual_ns: 4,
                 failure,
                 ..Outcome::of(42)
