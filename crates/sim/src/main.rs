@@ -48,7 +48,6 @@ struct Args {
     twice: bool,
     replay: bool,
     disks: bool,
-    shipped: bool,
     rounds: Option<u64>,
     busy: Option<u64>,
     point: Option<String>,
@@ -100,10 +99,6 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Args, String> {
         let target = match word.as_str() {
             "--verbose" => {
                 args.verbose = true;
-                continue;
-            }
-            "--shipped" => {
-                args.shipped = true;
                 continue;
             }
             "--disks" => {
@@ -374,28 +369,18 @@ fn canaries(_args: &Args) -> ExitCode {
 #[cfg(canary)]
 fn canaries(args: &Args) -> ExitCode {
     use mooncrate_core::canary::Canary;
-    use mooncrate_sim::canaries::{Caught, caught, hunt, hunt_on_disks, hunt_shipped};
+    use mooncrate_sim::canaries::{
+        CAUGHT_SHIPPED, Caught, Found, caught, hunt, hunt_on_disks, hunt_shipped,
+    };
+    type Hunt = (fn(Option<Canary>, usize, u64) -> Found, u64);
     let threads = threads(args);
     quiet_panics();
-    if args.shipped {
-        for bug in std::iter::once(None).chain(Canary::ALL.into_iter().map(Some)) {
-            let found = hunt_shipped(bug, threads, 100_000);
-            println!(
-                "{bug:?}: {} ops {} ms: {:?}",
-                found.ops,
-                found.took.as_millis(),
-                found.caught.map(|(s, f)| format!(
-                    "0x{s:x} {} {}",
-                    f.rule,
-                    f.text.lines().next().unwrap_or("")
-                ))
-            );
-        }
-        return ExitCode::SUCCESS;
-    }
     let ops = args.ops.unwrap_or(400_000);
-    let cluster = (!args.disks).then(|| hunt(None, threads, ops));
-    for control in cluster.into_iter().chain([hunt_on_disks(None, threads, ops / 10)]) {
+    let clusters: [Hunt; 2] = [(hunt, ops), (hunt_shipped, ops / 8)];
+    let disks: Hunt = (hunt_on_disks, ops / 10);
+    let clusters = clusters.into_iter().filter(|_| !args.disks);
+    for (hunt, ops) in clusters.chain([disks]) {
+        let control = hunt(None, threads, ops);
         if let Some((seed, failure)) = control.caught {
             println!("control round: seed 0x{seed:x} failed without any canary: {failure}");
             return ExitCode::FAILURE;
@@ -413,19 +398,25 @@ fn canaries(args: &Args) -> ExitCode {
             Caught::NothingToBreak(why) => println!("{name}: nothing to break: {why}"),
             by @ (Caught::Here | Caught::OnDisks) => {
                 let on_disks = by == Caught::OnDisks;
-                let hunt = if on_disks { hunt_on_disks } else { hunt };
-                let found = hunt(Some(bug), threads, 0);
-                if let Some((seed, failure)) = found.caught {
-                    let text: String = failure.text.lines().next().unwrap_or("").into();
-                    println!(
-                        "{name} caught by seed 0x{seed:x} after {} operations ({} ms): {}: {text}",
-                        found.ops,
-                        found.took.as_millis(),
-                        failure.rule
-                    );
-                } else {
-                    println!("{name} ESCAPED {} operations", found.ops);
-                    escaped.push(bug);
+                let mut hunts: Vec<(&str, fn(_, _, _) -> Found)> =
+                    vec![("", if on_disks { hunt_on_disks } else { hunt })];
+                if CAUGHT_SHIPPED.contains(&bug) {
+                    hunts.push((" in shipped code", hunt_shipped));
+                }
+                for (place, hunt) in hunts {
+                    let found = hunt(Some(bug), threads, 0);
+                    if let Some((seed, failure)) = found.caught {
+                        let text: String = failure.text.lines().next().unwrap_or("").into();
+                        println!(
+                            "{name} caught{place} by seed 0x{seed:x} after {} operations ({} ms): {}: {text}",
+                            found.ops,
+                            found.took.as_millis(),
+                            failure.rule
+                        );
+                    } else {
+                        println!("{name} ESCAPED{place} {} operations", found.ops);
+                        escaped.push(bug);
+                    }
                 }
             }
         }

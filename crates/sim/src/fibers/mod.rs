@@ -458,7 +458,7 @@ static FIBERS: Fibers = Fibers;
 
 impl Fibers {
     /// Another fiber may run here.
-    fn may_switch(&self) {
+    fn may_switch() {
         // A switch in the middle of a panic would leave the thread panicking for others.
         if std::thread::panicking() {
             return;
@@ -496,7 +496,7 @@ impl World for Fibers {
     }
 
     fn step(&self) {
-        self.may_switch();
+        Self::may_switch();
     }
 
     fn taken(&self) {
@@ -582,7 +582,7 @@ impl World for Fibers {
         if waits {
             give_way();
         } else {
-            self.may_switch();
+            Self::may_switch();
         }
     }
 

@@ -138,11 +138,11 @@ impl Net {
         if listener.backlog.len() >= BACKLOG_MAX {
             return Err(refused());
         }
-        let ((caller, ours), (called, other)) = (pair()?, pair()?);
+        let ((caller, ours), (server, other)) = (pair()?, pair()?);
         let first = self.ends.len();
         let travel = 5 * US + self.rng.below(60 * US);
         let sides =
-            [(ours, process, first + 1, &caller), (other, listener.process, first, &called)];
+            [(ours, process, first + 1, &caller), (other, listener.process, first, &server)];
         for (ours, process, other, theirs) in sides {
             self.by_fd.insert(theirs.as_raw_fd(), EndId(self.ends.len()));
             self.ends.push(End {
@@ -157,7 +157,7 @@ impl Net {
                 is_dirty: false,
             });
         }
-        listener.backlog.push_back(called);
+        listener.backlog.push_back(server);
         self.moved.push((2, first as u64));
         Ok((caller, listener.queue))
     }
@@ -188,7 +188,9 @@ impl Net {
     }
 
     pub(super) fn touch_all(&mut self) {
-        (0..self.ends.len()).for_each(|end| self.touch(EndId(end)));
+        for end in 0..self.ends.len() {
+            self.touch(EndId(end));
+        }
     }
 
     /// A process is about to end a connection, perhaps by a copy of its descriptor; the ends that may be meant.
@@ -197,7 +199,9 @@ impl Net {
             Some(end) => vec![end],
             None => self.open_ends(process),
         };
-        meant.iter().for_each(|end| self.touch(*end));
+        for end in &meant {
+            self.touch(*end);
+        }
         meant
     }
 

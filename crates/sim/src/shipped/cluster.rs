@@ -296,10 +296,10 @@ fn lead(plan: &Plan, start: u64, place: &Mutex<Option<Arc<Master>>>) {
     let tick = config.tick;
     let master = Master::new(config, LeaderEpoch(start)).expect("it keeps nothing");
     *place.lock() = Some(Arc::clone(&master));
-    let ticked = Arc::clone(&master);
+    let leader = Arc::clone(&master);
     let ticker = rt::spawn("tick", move || {
         loop {
-            ticked.tick();
+            leader.tick();
             rt::sleep(tick);
         }
     });

@@ -143,7 +143,9 @@ pub fn run(job: &Job, canary: Option<Canary>, progress: impl Fn(&Sum) + Sync) ->
             let failed = outcomes.iter().any(|outcome| outcome.failure.is_some());
             stop.fetch_or(failed, Ordering::Relaxed);
             let mut sum = sum.lock().expect("no run panics while it holds the lock");
-            outcomes.iter().for_each(|outcome| sum.0.add(outcome));
+            for outcome in &outcomes {
+                sum.0.add(outcome);
+            }
             tell(&mut sum, started, &progress);
         }
     };

@@ -38,6 +38,7 @@ impl Mute {
                 let taken: Option<OwnedFd> = match &bound {
                     Bound::Tcp(tcp) => tcp.accept().ok().map(|(socket, _)| socket.into()),
                     Bound::Unix(unix) => unix.accept().ok().map(|(socket, _)| socket.into()),
+                    Bound::World(_) => unreachable!("this is no world"),
                 };
                 match taken {
                     Some(socket) if greets => links.push(greet(socket)),

@@ -47,6 +47,7 @@ fn accept(bound: &Bound) -> (Link, Hello) {
         let accepted = match bound {
             Bound::Tcp(listener) => listener.accept().map(|(stream, _)| stream.into()),
             Bound::Unix(listener) => listener.accept().map(|(stream, _)| stream.into()),
+            Bound::World(_) => unreachable!("this is no world"),
         };
         match accepted {
             Ok(socket) => break socket,
