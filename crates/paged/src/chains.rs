@@ -245,7 +245,8 @@ impl EvictPolicy for ByDensity {
         usize::from(victim.is_some())
     }
 
-    /// Each leaf, and then what would go after it, back to the first block that others follow, too.
+    /// Each leaf, and then what would go after it, back to the first block that others follow, too. The worst leaves
+    /// that are known come first.
     fn ahead(&mut self) -> Option<Slot> {
         let before = self.told.and_then(|told| self.chains.alone_behind(told));
         self.told = before.or_else(|| self.leaves.ahead().map(|slot| BlockId(slot.0)));

@@ -224,8 +224,8 @@ impl Lists {
         }
     }
 
-    /// Tells of blocks in the order of their eviction, at most about `most`. Each call goes on where the last
-    /// one ended.
+    /// Tells of blocks in the order of their eviction, at most about `most`; by density, of the worst ones that are
+    /// known and then of the others. Each call goes on where the last one ended.
     pub(crate) fn ahead(&self, most: usize, mut tell: impl FnMut(BlockId)) {
         let steps = most.div_ceil(self.all.len());
         for list in &self.all {

@@ -353,6 +353,9 @@ impl Pool {
 
     /// The names of cached blocks in the order in which they would be evicted, at most about `most`. Each call goes
     /// on where the last one ended, and at the end of the order the next one starts over. Pins nothing.
+    ///
+    /// [`Policy::Density`] has no such order. There the blocks come first that the next evictions will compare, as far
+    /// as they are known, each with the blocks before it that would go after it; then all others, in no order.
     pub fn ahead(&self, most: usize, names: &mut Vec<BlockHash>) {
         self.lists.ahead(most, |block| {
             // A block in use may still be in its list. It leaves it when an eviction meets it.

@@ -276,8 +276,8 @@ impl Cache {
     }
 
     /// Pins cached blocks that would be evicted next, of which `wanted` says that they are to be: at most about
-    /// `most`, the next ones first. Each call goes on where the last one ended, and at the end of the order of
-    /// eviction the next one starts over.
+    /// `most`, in the order of [`crate::Pool::ahead`]. Each call goes on where the last one ended, and at the end of that order
+    /// the next one starts over.
     pub fn cold_blocks(&self, most: usize, wanted: impl FnMut(&BlockHash) -> bool) -> PinnedBlocks {
         let (mut names, mut table) = (Vec::new(), Vec::new());
         self.pool().ahead(most, &mut names);

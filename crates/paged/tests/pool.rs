@@ -227,7 +227,8 @@ fn what_is_told_to_be_evicted_next_is() {
     }
 }
 
-/// By density the walk ahead tells each leaf, and then what stands before it up to what others follow, too.
+/// By density the walk ahead tells each leaf, the worst ones first as far as they are known, and then what stands before
+/// it up to what others follow, too.
 #[test]
 fn what_is_told_ahead_by_density_is_each_chain_from_its_end() {
     let identity = Identity::new("m", "", b"g", 0, b"");
@@ -241,8 +242,7 @@ fn what_is_told_ahead_by_density_is_each_chain_from_its_end() {
     let mut told = Vec::new();
     pool.ahead(7, &mut told);
     pool.ahead(7, &mut told);
-    let expected: Vec<_> =
-        prompts.iter().rev().flat_map(|own| own[2..].iter().rev().copied()).collect();
+    let expected: Vec<_> = prompts.iter().flat_map(|own| own[2..].iter().rev().copied()).collect();
     assert_eq!(told, expected);
     // Without the others, what they shared goes with the last one.
     assert_eq!(pool.evict(9), 9);

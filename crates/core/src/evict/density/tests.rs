@@ -1,5 +1,6 @@
 //! The learned density against its naive definition and against LRU, the sample of keys, the choice of leaves.
 
+use super::leaves::REMEMBERED;
 use super::*;
 use crate::evict::PolicyKind;
 use crate::ids::Slot;
@@ -252,4 +253,29 @@ fn covered_slots_are_the_last_ones_to_go() {
     assert_eq!(std::iter::from_fn(|| policy.ahead()).count(), 2, "leaves only");
     assert_eq!(std::iter::from_fn(|| policy.victim()).count(), 9);
     assert!(!policy.remove(Slot(3)) && policy.is_empty());
+}
+
+/// The walk ahead begins with the leaves that the evictions would choose, as far as they are known.
+#[test]
+fn the_walk_ahead_begins_with_the_worst_leaves_that_are_remembered() {
+    let mut leaves = leaves(1000);
+    let worth = |slot: Slot| Some(u64::from(slot.0 ^ 0x155));
+    for _ in 0..50 {
+        let worst = leaves.next(worth).expect("there are leaves");
+        leaves.remove(worst);
+    }
+    let next = leaves.next(worth);
+    let round: Vec<Slot> = std::iter::from_fn(|| leaves.ahead()).collect();
+    assert_eq!(round.first().copied(), next);
+    let worths: Vec<_> = round[..REMEMBERED].iter().map(|slot| worth(*slot)).collect();
+    assert!(worths.is_sorted(), "the worst ones first: {worths:?}");
+    let distinct: std::collections::BTreeSet<u32> = round.iter().map(|slot| slot.0).collect();
+    assert_eq!((round.len(), distinct.len()), (950, 950), "each once");
+    assert_eq!(std::iter::from_fn(|| leaves.ahead()).collect::<Vec<_>>(), round, "and again");
+    // Those that evictions remember later are met before the walk goes on.
+    let walked: Vec<Slot> = (0..100).filter_map(|_| leaves.ahead()).collect();
+    leaves.remove(walked[0]);
+    let late = Slot(2000);
+    leaves.uncover(late);
+    assert_eq!(leaves.ahead(), Some(late));
 }
