@@ -79,13 +79,19 @@ impl Chains {
         &self.links[block.0 as usize]
     }
 
-    /// The time, in steps. The first request ends at 1, so that no usage is 0.
+    /// The time at which so many requests had ended, in steps. The first request ends at 1, so that no usage is 0.
     fn clock(&self, requests: u64) -> u32 {
         (requests >> self.step) as u32 + 1
     }
 
+    /// The time of the request that ends next.
     fn now(&self) -> u32 {
         self.clock(self.requests.load(Ordering::Relaxed))
+    }
+
+    /// The time of the request that ended last.
+    fn latest(&self) -> u32 {
+        self.clock(self.requests.load(Ordering::Relaxed).saturating_sub(1))
     }
 
     /// Whether another block follows this one, a moment ago at least.
@@ -116,7 +122,7 @@ impl Chains {
         for (chunk, blocks) in table.chunks(CHUNK).enumerate() {
             // A bit for each block whose key is in the sample.
             let mut sampled = 0_u64;
-            let of = |at: usize| {
+            let of = |at: usize, now: u32| {
                 let key = records.hash(blocks[at]).0[0];
                 Use { key, depth: chunk * CHUNK + at, blocks: table.len(), now }
             };
@@ -131,7 +137,7 @@ impl Chains {
                     self.follow(records, *block, before).into_iter().for_each(&mut uncovered);
                 }
                 // Of two requests that end at the same time one may be lost.
-                match self.learned.touch(&of(at), link.usage()) {
+                match self.learned.touch(&of(at, now), link.usage()) {
                     Some(usage) => link.usage.store(usage.to_bits(), Ordering::Relaxed),
                     None => sampled |= 1 << at,
                 }
@@ -139,10 +145,12 @@ impl Chains {
             }
             if sampled > 0 {
                 let mut density = self.density.lock();
+                // Read under the lock: the requests of other threads that were learned before this one are not later.
+                let now = self.latest();
                 while sampled > 0 {
                     let at = sampled.trailing_zeros() as usize;
                     let link = self.link(blocks[at]);
-                    let usage = density.touch(of(at), link.usage());
+                    let usage = density.touch(of(at, now), link.usage());
                     link.usage.store(usage.to_bits(), Ordering::Relaxed);
                     sampled &= sampled - 1;
                 }
