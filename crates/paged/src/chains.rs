@@ -19,8 +19,8 @@ use crate::BlockId;
 use crate::atomic::{AtomicU32, AtomicU64, Mutex, Ordering};
 use crate::large;
 use crate::records::Records;
-use mooncrate_core::Slot;
 use mooncrate_core::evict::{Density, EvictPolicy, Learned, Leaves, Usage, Use, requests_per_step};
+use mooncrate_core::{Generation, Slot};
 use std::sync::Arc;
 
 /// Blocks of a request for which the lock of what is learned is taken once.
@@ -127,21 +127,14 @@ impl Chains {
                 Use { key, depth: chunk * CHUNK + at, blocks: table.len(), now }
             };
             for (at, block) in blocks.iter().enumerate() {
-                // One without a name is this sequence's alone: nobody finds what is behind it by way of it.
-                if !records.named(*block) {
-                    before = 0;
+                let Some(link) = self.join(records, *block, &mut before, &mut uncovered) else {
                     continue;
-                }
-                let link = self.link(*block);
-                if link.before.load(Ordering::Relaxed) != before {
-                    self.follow(records, *block, before).into_iter().for_each(&mut uncovered);
-                }
+                };
                 // Of two requests that end at the same time one may be lost.
                 match self.learned.touch(&of(at, now), link.usage()) {
                     Some(usage) => link.usage.store(usage.to_bits(), Ordering::Relaxed),
                     None => sampled |= 1 << at,
                 }
-                before = u64::from(records.generation(*block)) << 32 | u64::from(block.0 + 1);
             }
             if sampled > 0 {
                 let mut density = self.density.lock();
@@ -156,6 +149,48 @@ impl Chains {
                 }
             }
         }
+    }
+
+    /// A caller that holds these published blocks, each behind the one before it, gives them up before a request has
+    /// used them: they follow each other, and nothing is learned. Blocks that no request has used are as young as if one
+    /// just had, unless another caller holds them, whose request ends later.
+    pub(crate) fn loaded(
+        &self,
+        records: &Records,
+        table: &[BlockId],
+        mut uncovered: impl FnMut(BlockId),
+    ) {
+        let (unused, mut before) = (Usage::unused(self.latest()).to_bits(), 0);
+        for block in table {
+            if let Some(link) = self.join(records, *block, &mut before, &mut uncovered)
+                && records.references(*block) == 1
+                && link.usage().is_none()
+            {
+                // Of this and a request that ends at the same time one may be lost.
+                link.usage.store(unused, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Makes a block of a table follow the one before it, and is then the one before the next. `None` for a block
+    /// without a name, which is one sequence's alone: nobody finds what is behind it by way of it.
+    fn join(
+        &self,
+        records: &Records,
+        block: BlockId,
+        before: &mut u64,
+        uncovered: impl FnMut(BlockId),
+    ) -> Option<&Link> {
+        if !records.named(block) {
+            *before = 0;
+            return None;
+        }
+        let link = self.link(block);
+        if link.before.load(Ordering::Relaxed) != *before {
+            self.follow(records, block, *before).into_iter().for_each(uncovered);
+        }
+        *before = u64::from(records.generation(block).0) << 32 | u64::from(block.0 + 1);
+        Some(link)
     }
 
     /// Makes a block follow another one. Whether the one that it followed before is not followed any more.
@@ -193,15 +228,21 @@ impl Chains {
         (self.link(before).followers.load(Ordering::Relaxed) == 1).then_some(before)
     }
 
+    /// Requests that ended.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn requests(&self) -> u64 {
+        self.requests.load(Ordering::Relaxed)
+    }
+
     fn usage(&self, slot: Slot) -> Usage {
         Usage::from_bits(self.link(BlockId(slot.0)).usage.load(Ordering::Relaxed))
     }
 }
 
-/// The block of a link, and the generation of it.
-fn parts(before: u64) -> Option<(BlockId, u32)> {
+/// The block of a link, and the life of it.
+fn parts(before: u64) -> Option<(BlockId, Generation)> {
     let block = (before as u32).checked_sub(1)?;
-    Some((BlockId(block), (before >> 32) as u32))
+    Some((BlockId(block), Generation((before >> 32) as u32)))
 }
 
 /// The order of one eviction list: by density.

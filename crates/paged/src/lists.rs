@@ -157,6 +157,13 @@ impl Lists {
         }
     }
 
+    /// The same for a caller that is no request, as one that has loaded the blocks for one.
+    pub(crate) fn loaded<'a>(&'a self, records: &Records, table: &[BlockId], open: &mut Open<'a>) {
+        if let Some(chains) = &self.chains {
+            chains.loaded(records, table, |block| self.enter(records, block, open));
+        }
+    }
+
     /// Begins a release by a thread at `seat`. Nothing is locked before the first block.
     pub(crate) fn open(&self, seat: usize) -> Open<'_> {
         Open { own: seat % self.all.len(), list: None, busy: usize::MAX }
@@ -366,5 +373,11 @@ impl Lists {
     /// Blocks that were evicted so far.
     pub(crate) fn evicted(&self) -> u64 {
         self.all.iter().map(|list| list.evicted.load(Ordering::Relaxed)).sum()
+    }
+
+    /// Requests that ended, where the policy counts them.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn requests(&self) -> u64 {
+        self.chains.as_ref().map_or(0, |chains| chains.requests())
     }
 }

@@ -17,6 +17,10 @@ use crate::records::Records;
 use crate::{BLOCKS_MAX, BlockId, Policy, Registered, ResizeError};
 use mooncrate_lock::Mutex;
 
+#[cfg(test)]
+#[path = "pool_tests.rs"]
+mod tests;
+
 /// Names that are looked up before the first of them is pinned: their cache misses overlap.
 const AHEAD: usize = 8;
 /// How often a call looks again for blocks that others have freed meanwhile.
@@ -58,6 +62,17 @@ pub enum TakeError {
     /// Blocks of another tenant could not be zeroed.
     #[error("blocks of another tenant could not be zeroed: {0}")]
     Arena(#[from] ArenaError),
+}
+
+/// Why references to blocks are given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Released {
+    /// A request ends that used them.
+    Used,
+    /// They were loaded for a request that comes later, or runs.
+    Loaded,
+    /// The caller only looked at them, or was refused.
+    Unused,
 }
 
 impl Pool {
@@ -302,21 +317,32 @@ impl Pool {
 
     /// Gives up one reference to each of these published blocks, the last one of the table first: so a chain
     /// is evicted from its end, and what is left of it can be found. The table holds nothing of use after it.
+    ///
+    /// Each call counts as a request that used these blocks. With [`Policy::Density`] the table must be a chain from its
+    /// head: each named block is taken to follow the one before it, and how deep it lies is learned from its place.
     pub fn release(&self, table: &mut [BlockId]) {
-        self.release_as(table, true);
+        self.release_as(table, Released::Used);
+    }
+
+    /// The same for a caller that loaded the blocks, which are a chain from its head, and is no request itself: policies
+    /// that go by the last use take it for one, and density learns nothing.
+    pub(crate) fn release_loaded(&self, table: &mut [BlockId]) {
+        self.release_as(table, Released::Loaded);
     }
 
     /// The same for a caller that only looked at the blocks, as one that saves them: those that are in an eviction
-    /// list keep their places there.
+    /// list keep their places there. The table is blocks in any order.
     pub fn put_back(&self, table: &mut [BlockId]) {
-        self.release_as(table, false);
+        self.release_as(table, Released::Unused);
     }
 
-    fn release_as(&self, table: &mut [BlockId], used: bool) {
+    fn release_as(&self, table: &mut [BlockId], released: Released) {
         let seat = seat();
         let mut open = self.lists.open(seat);
-        if used {
-            self.lists.used(&self.records, table, &mut open);
+        match released {
+            Released::Used => self.lists.used(&self.records, table, &mut open),
+            Released::Loaded => self.lists.loaded(&self.records, table, &mut open),
+            Released::Unused => {}
         }
         let (mut freed, mut idle) = (table.len(), 0);
         for at in (0..table.len()).rev() {
@@ -331,10 +357,10 @@ impl Pool {
             }
             if named {
                 idle += 1;
-                if used {
-                    self.lists.keep(&self.records, block, &mut open);
-                } else {
+                if released == Released::Unused {
                     self.lists.put_back(&self.records, block, &mut open);
+                } else {
+                    self.lists.keep(&self.records, block, &mut open);
                 }
             } else if self.records.reclaim(block).is_some_and(|ended| ended.usable) {
                 // Not counted as idle before, also if it has got a name meanwhile.

@@ -258,8 +258,8 @@ impl Records {
     }
 
     /// The number of its life.
-    pub(crate) fn generation(&self, block: BlockId) -> u32 {
-        self.record(block).word.load().generation().0
+    pub(crate) fn generation(&self, block: BlockId) -> Generation {
+        self.record(block).word.load().generation()
     }
 
     /// What the eviction policy is told of it.

@@ -175,7 +175,7 @@ impl Fetch {
             return Ok(true);
         }
         // Another sequence published the same block meanwhile, or the index is full.
-        pool.release(&mut [block]);
+        pool.put_back(&mut [block]);
         let mut other = [BlockId::default()];
         let found = pool.match_prefix(&[name], &mut other) == 1;
         self.table.extend(other.iter().filter(|_| found));
@@ -233,7 +233,8 @@ impl Fetch {
 
 impl Drop for Fetch {
     fn drop(&mut self) {
-        self.cache.pool().release(&mut self.table);
+        // The request is the sequence that is admitted with them.
+        self.cache.pool().release_loaded(&mut self.table);
     }
 }
 

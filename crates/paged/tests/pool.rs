@@ -52,7 +52,7 @@ fn admit(pool: &Pool, bytes: &Bytes, hashes: &[BlockHash]) -> Option<Vec<BlockId
         bytes.judge(*block, *hash);
     }
     if pool.take(1, &mut table[matched..], |_| Ok(())).is_err() {
-        pool.release(&mut table[..matched]);
+        pool.put_back(&mut table[..matched]);
         return None;
     }
     for (block, hash) in table.iter().zip(hashes).skip(matched) {

@@ -181,6 +181,32 @@ fn shrinking_beside_others_loses_no_block() {
     assert!(table.iter().zip(0..).all(|(block, n)| block.0 == n), "each block once");
 }
 
+/// A refused admission leaves everything as it was, the order of eviction included: what it found is not younger.
+#[test]
+fn a_refused_admission_is_no_use_of_what_it_found() {
+    for policy in Policy::ALL {
+        let cache = cache(policy, 10);
+        let prompts: [Vec<u32>; 2] = [(0..40).collect(), (100..140).collect()];
+        for prompt in &prompts {
+            cache.allocate_for("one", Prompt::Tokens(&prompt[..9])).unwrap();
+            cache.publish("one", 9).unwrap();
+            cache.free_for("one").unwrap();
+        }
+        cache.allocate_for("lives", Prompt::Count(24)).unwrap();
+        for _ in 0..50 {
+            cache.allocate_for("waits", Prompt::Tokens(&prompts[0])).unwrap_err();
+        }
+        assert_eq!(cache.pool().evict(2), 2);
+        cache.free_for("lives").unwrap();
+        let found = prompts.map(|prompt| {
+            let admitted = cache.allocate_for("one", Prompt::Tokens(&prompt[..9])).unwrap();
+            cache.free_for("one").unwrap();
+            admitted.cached_tokens
+        });
+        assert_eq!(found, [0, 8], "{policy}: the first one was used before the second");
+    }
+}
+
 /// A sequence that is admitted with another rank changes the rank of the blocks that it finds.
 #[test]
 fn a_block_has_the_rank_of_its_last_use() {
