@@ -146,8 +146,11 @@ fn the_last_of_two_references_frees_once() {
         records.publish(BlockId(0));
         assert!(records.share(BlockId(0)));
         let other = Arc::clone(&records);
-        let release =
-            |records: &Records| records.unpin(BlockId(0)) && records.reclaim(BlockId(0)).is_some();
+        let release = |records: &Records| {
+            records
+                .unpin(BlockId(0))
+                .is_some_and(|life| records.reclaim_life(BlockId(0), life).is_some())
+        };
         let thread = thread::spawn(move || release(&other));
         let freed = [release(&records), thread.join().unwrap()];
         assert_eq!(freed.iter().filter(|freed| **freed).count(), 1);
@@ -173,7 +176,7 @@ impl Kept {
 
     /// Gives up a pin, as the pool does.
     fn release(&self, list: usize) {
-        if self.records.unpin(BlockId(0)) {
+        if self.records.unpin(BlockId(0)).is_some() {
             let mut open = self.lists.open(list);
             self.lists.keep(&self.records, BlockId(0), &mut open);
         }
@@ -250,7 +253,7 @@ impl Chain {
 
     /// Gives up a pin, as the pool does.
     fn release<'a>(&'a self, block: BlockId, open: &mut Open<'a>) {
-        if self.records.unpin(block) {
+        if self.records.unpin(block).is_some() {
             self.lists.keep(&self.records, block, open);
         }
     }

@@ -352,9 +352,7 @@ impl Pool {
             }
             // Asked while it is pinned: afterwards the block may be evicted and live another life.
             let named = self.records.named(block);
-            if !self.records.unpin(block) {
-                continue;
-            }
+            let Some(life) = self.records.unpin(block) else { continue };
             if named {
                 idle += 1;
                 if released == Released::Unused {
@@ -362,8 +360,8 @@ impl Pool {
                 } else {
                     self.lists.keep(&self.records, block, &mut open);
                 }
-            } else if self.records.reclaim(block).is_some_and(|ended| ended.usable) {
-                // Not counted as idle before, also if it has got a name meanwhile.
+            } else if self.records.reclaim_life(block, life).is_some_and(|ended| ended.usable) {
+                // Without a name it was not counted as idle, and is linked to no other block.
                 freed -= 1;
                 table[freed] = block;
             }
