@@ -106,7 +106,7 @@ impl Pool {
         let (seat, wanted) = (seat(), table.len());
         if !self.fill(seat, table) {
             let evictable = || self.cached_blocks();
-            if !self.bits.settle(seat, wanted, evictable, || self.fill(seat, table)) {
+            if !self.bits.settle(wanted, evictable, |seat| self.fill(seat, table)) {
                 return Err(self.full(wanted).into());
             }
         }

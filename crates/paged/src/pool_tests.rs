@@ -1,11 +1,12 @@
-//! What only the inside of a pool shows: what counts as a request.
+//! What only the inside of a pool shows: how often a refused call looked for blocks, and what counts as a request.
 
 use super::*;
+use crate::alloc::SHARED;
 use crate::{
     Admission, ArenaShape, AttentionSpec, Cache, CacheConfig, CacheError, DType, Geometry,
     HostArena, Layout, Pages, Prompt,
 };
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 
 /// A cache of blocks of four tokens.
 fn cache(policy: Policy, blocks: u32) -> Cache {
@@ -22,6 +23,42 @@ fn serve(cache: &Cache, id: &str, prompt: &[u32]) -> u64 {
     cache.publish(id, prompt.len() as u64).unwrap();
     cache.free_for(id).unwrap();
     admitted.cached_tokens
+}
+
+/// The story: a thread that shares its seat took its own announcement for that of another call, and looked 1,256 times
+/// for over a second before it was refused.
+#[test]
+fn a_thread_that_shares_its_seat_is_refused_at_once() {
+    const PARKED: usize = 70;
+    let pool = Pool::new(100, 100, Policy::Density).unwrap();
+    let (used, refused) = (Barrier::new(PARKED + 1), Barrier::new(PARKED + 1));
+    std::thread::scope(|scope| {
+        for _ in 0..PARKED {
+            scope.spawn(|| {
+                let mut table = [BlockId::default()];
+                pool.take(0, &mut table, |_| Ok(())).unwrap();
+                pool.abandon(&table);
+                used.wait();
+                refused.wait();
+            });
+        }
+        used.wait();
+        let refusals = scope.spawn(|| {
+            assert_eq!(seat(), SHARED);
+            pool.take(0, &mut [BlockId::default(); 100], |_| Ok(())).unwrap();
+            let before = pool.bits.announced();
+            for wanted in [1, 3] {
+                let mut table = vec![BlockId::default(); wanted];
+                pool.take(0, &mut table, |_| Ok(())).unwrap_err();
+            }
+            pool.bits.announced() - before
+        });
+        let announced = refusals.join();
+        refused.wait();
+        // Each attempt announces the blocks that it asks for, and one for each time that it empties the pockets.
+        let announced = announced.unwrap();
+        assert!(announced < 30, "{announced} blocks were announced for 1 and 3");
+    });
 }
 
 /// The story: a request that was refused counted as a use of all that it had found. A scheduler that tried it again and
