@@ -13,7 +13,8 @@
 //! What must stay true: links are made while both blocks are pinned, so the block that is followed cannot end
 //! meanwhile. A link names the generation of the block that it follows. Where a reclaim and a new follower meet, the
 //! block may end although it has that follower, whose link is then of an earlier life and says nothing any more: the
-//! follower is evicted like any other block, and a prefix that is asked for ends before it.
+//! follower is evicted like any other block, and a prefix that is asked for ends before it. The same happens where a
+//! call would be refused because the only followers of idle blocks are in use ([`crate::Pool`]).
 
 use crate::BlockId;
 use crate::atomic::{AtomicU32, AtomicU64, Mutex, Ordering};
@@ -222,9 +223,14 @@ impl Chains {
         self.unfollow(records, link.before.swap(0, Ordering::AcqRel))
     }
 
+    /// The block that this one follows, and the life of it. A hint, unless the caller holds this one.
+    pub(crate) fn before(&self, block: BlockId) -> Option<(BlockId, Generation)> {
+        parts(self.link(block).before.load(Ordering::Relaxed))
+    }
+
     /// The block before this one, if this one is all that follows it. A hint.
     fn alone_behind(&self, block: BlockId) -> Option<BlockId> {
-        let (before, _) = parts(self.link(block).before.load(Ordering::Relaxed))?;
+        let (before, _) = self.before(block)?;
         (self.link(before).followers.load(Ordering::Relaxed) == 1).then_some(before)
     }
 

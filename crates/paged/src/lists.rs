@@ -24,8 +24,8 @@ use crate::atomic::{Mutex, MutexGuard, Ordering};
 use crate::chains::{ByDensity, Chains};
 use crate::records::{Reclaimed, Records};
 use crate::{BlockId, Policy};
-use mooncrate_core::Slot;
 use mooncrate_core::evict::EvictPolicy;
+use mooncrate_core::{Generation, Slot};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -162,6 +162,11 @@ impl Lists {
         if let Some(chains) = &self.chains {
             chains.loaded(records, table, |block| self.enter(records, block, open));
         }
+    }
+
+    /// The block that this one follows, and the life of it, where the policy knows.
+    pub(crate) fn before(&self, block: BlockId) -> Option<(BlockId, Generation)> {
+        self.chains.as_ref()?.before(block)
     }
 
     /// Begins a release by a thread at `seat`. Nothing is locked before the first block.
@@ -364,6 +369,13 @@ impl Lists {
     /// The caller has ended a block. The one before it, if that has to enter a list now.
     pub(crate) fn ended(&self, records: &Records, block: BlockId) -> Option<BlockId> {
         self.chains.as_ref()?.ended(records, block)
+    }
+
+    /// So many blocks were evicted that were in no list.
+    pub(crate) fn count_evicted(&self, blocks: usize) {
+        let locked = self.lock(0);
+        let count = &locked.list.evicted;
+        count.store(count.load(Ordering::Relaxed) + blocks as u64, Ordering::Relaxed);
     }
 
     fn len(&self, at: usize) -> usize {

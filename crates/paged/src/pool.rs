@@ -13,8 +13,9 @@ use crate::alloc::{Bits, InUse, Tally, seat};
 use crate::arena::ArenaError;
 use crate::hash::BlockHash;
 use crate::lists::Lists;
-use crate::records::Records;
+use crate::records::{Reclaimed, Records};
 use crate::{BLOCKS_MAX, BlockId, Policy, Registered, ResizeError};
+use mooncrate_core::Generation;
 use mooncrate_lock::Mutex;
 
 #[cfg(test)]
@@ -104,9 +105,10 @@ impl Pool {
         clean: impl FnMut(&[BlockId]) -> Result<(), ArenaError>,
     ) -> Result<(), TakeError> {
         let (seat, wanted) = (seat(), table.len());
-        if !self.fill(seat, table) {
+        if !self.fill(seat, table, false) {
             let evictable = || self.cached_blocks();
-            if !self.bits.settle(wanted, evictable, |seat| self.fill(seat, table)) {
+            let again = |seat, thorough| self.fill(seat, table, thorough);
+            if !self.bits.settle(wanted, evictable, again) {
                 return Err(self.full(wanted).into());
             }
         }
@@ -114,13 +116,13 @@ impl Pool {
     }
 
     /// Fills `table` with blocks, or takes none, by one attempt: it may find too few because others hold blocks that
-    /// they will give back.
+    /// they will give back. A thorough one evicts blocks although others follow them.
     #[inline]
-    fn fill(&self, seat: usize, table: &mut [BlockId]) -> bool {
+    fn fill(&self, seat: usize, table: &mut [BlockId], thorough: bool) -> bool {
         let wanted = table.len();
         let _gathering = if wanted > 1 { Some(self.bits.gather(seat, wanted)) } else { None };
         let free = self.bits.take_some(seat, table);
-        free == wanted || self.fill_evicting(seat, table, free)
+        free == wanted || self.fill_evicting(seat, table, free, thorough)
     }
 
     #[cold]
@@ -193,7 +195,13 @@ impl Pool {
     /// Fills the rest of a table, of which the first `filled` blocks are there, with evicted blocks; or gives the
     /// others back.
     #[cold]
-    fn fill_evicting(&self, seat: usize, table: &mut [BlockId], mut filled: usize) -> bool {
+    fn fill_evicting(
+        &self,
+        seat: usize,
+        table: &mut [BlockId],
+        mut filled: usize,
+        thorough: bool,
+    ) -> bool {
         // What is free comes first: blocks in pockets of other threads, too.
         if self.bits.empty_pockets(seat) {
             filled += self.bits.take_some(seat, &mut table[filled..]);
@@ -213,6 +221,10 @@ impl Pool {
         }
         if filled < table.len() {
             filled += self.bits.take_hidden(seat, &mut table[filled..]);
+        }
+        let missing = table.len() - filled;
+        if thorough && missing > 0 && self.cached_blocks() as usize >= missing {
+            filled += self.evict_followed(seat, &mut table[filled..]);
         }
         if filled < table.len() {
             self.bits.give(seat, &table[..filled]);
@@ -412,16 +424,46 @@ impl Pool {
         evicted.blocks
     }
 
-    /// Ends a published block that nobody uses; the name of its bytes, if the caller has it now.
-    fn ended(&self, block: BlockId) -> Option<BlockHash> {
-        let (seat, reclaimed) = (seat(), self.records.reclaim(block)?);
+    /// Evicts blocks although others follow them, into the front of `out`; how many. For a call that would be refused:
+    /// of the idle blocks that others follow, each is before one in use, or it would have been evicted like any other.
+    /// What follows an evicted block cannot be found any more. So this begins next to the blocks in use and goes towards
+    /// the heads of their chains, and what is left can be found. It looks at each block of the pool once.
+    #[cold]
+    fn evict_followed(&self, seat: usize, out: &mut [BlockId]) -> usize {
+        let mut evicted = 0;
+        let blocks = (0..self.total_blocks()).map(BlockId);
+        for used in blocks.filter(|block| self.records.references(*block) > 0) {
+            let mut next = self.lists.before(used);
+            while evicted < out.len()
+                && let Some((block, life)) = next
+            {
+                next = self.lists.before(block);
+                let Some(ended) = self.end(seat, block, life) else { break };
+                // Afterwards: as long as others could use it, this would take it out of a list for good.
+                self.lists.remove(&self.records, block);
+                if ended.usable {
+                    out[evicted] = block;
+                    evicted += 1;
+                }
+            }
+            if evicted == out.len() {
+                break;
+            }
+        }
+        self.lists.count_evicted(evicted);
+        evicted
+    }
+
+    /// Ends one life of a published block that nobody uses.
+    fn end(&self, seat: usize, block: BlockId, life: Generation) -> Option<Reclaimed> {
+        let reclaimed = self.records.reclaim_life(block, life)?;
         if reclaimed.named {
             self.idle.add(seat, -1);
         }
         if let Some(before) = self.lists.ended(&self.records, block) {
             self.lists.keep(&self.records, before, &mut self.lists.open(seat));
         }
-        reclaimed.usable.then_some(reclaimed.name)
+        Some(reclaimed)
     }
 
     /// Changes the number of blocks while others are in use. Cached blocks beyond the new end are evicted; if
@@ -459,9 +501,10 @@ impl Pool {
         let (mut ended, mut names) = (Vec::new(), Vec::new());
         for block in ending {
             self.lists.remove(&self.records, block);
-            if let Some(name) = self.ended(block) {
+            let life = self.records.generation(block);
+            if let Some(end) = self.end(seat(), block, life).filter(|end| end.usable) {
                 ended.push(block);
-                names.push(name);
+                names.push(end.name);
             }
         }
         let done = match self.bits.shrink(seat(), total, &ended) {

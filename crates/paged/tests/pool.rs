@@ -281,6 +281,41 @@ fn by_density_what_is_cached_is_a_set_of_prefixes() {
     empty(&pool);
 }
 
+/// The story: a pin on the last block of a chain kept all blocks before it from eviction, though nothing used them. A
+/// call for one block was refused while thousands counted as cached.
+#[test]
+fn by_density_a_pinned_end_keeps_no_other_block_from_eviction() {
+    let identity = Identity::new("m", "", b"g", 0, b"");
+    let (pool, bytes) = (Pool::new(300, 300, Policy::Density).unwrap(), Bytes::new(300));
+    let prompts: Vec<_> = (0..3).map(|own| prompt(&identity, 0, 0, own, 100)).collect();
+    for hashes in &prompts {
+        let table = admit(&pool, &bytes, hashes).unwrap();
+        finish(&pool, &bytes, hashes, table);
+    }
+    // As somebody who saves the blocks that go next: one block of each chain, and nothing before it.
+    let mut ends = [BlockId::default(); 3];
+    for (hashes, end) in prompts.iter().zip(&mut ends) {
+        assert_eq!(pool.match_prefix(&hashes[99..], std::slice::from_mut(end)), 1);
+    }
+    assert_eq!((pool.free_blocks(), pool.cached_blocks()), (0, 297));
+    let found = || prompts.iter().map(|hashes| pool.count_prefix(hashes)).sum::<usize>();
+    for (wanted, evicted, left) in [(1, 1, 298), (10, 11, 288), (130, 141, 157)] {
+        let mut table = vec![BlockId::default(); wanted];
+        pool.take(1, &mut table, |_| Ok(())).unwrap();
+        assert!(table.iter().all(|block| pool.is_private(*block)));
+        // The block next to a pinned end goes first, so that what is left before it can be found.
+        assert_eq!((found(), pool.cached_blocks()), (left, 297 - evicted));
+        assert_eq!(pool.evicted_blocks(), u64::from(evicted));
+    }
+    let full = pool.take(1, &mut [BlockId::default(); 157], |_| Ok(())).unwrap_err();
+    assert!(matches!(full, TakeError::Full(Full { cached: 156, .. })), "{full}");
+    assert_eq!(found(), 157, "a call that cannot succeed evicts nothing");
+    pool.take(1, &mut [BlockId::default(); 156], |_| Ok(())).unwrap();
+    assert_eq!((pool.free_blocks(), pool.cached_blocks()), (0, 0));
+    pool.release(&mut ends);
+    assert_eq!((pool.evict(300), pool.cached_blocks()), (3, 0));
+}
+
 /// A chain is evicted from its end: what is left of it is a prefix that can be found.
 #[test]
 fn a_chain_is_eaten_from_its_end() {

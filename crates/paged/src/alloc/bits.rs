@@ -47,6 +47,8 @@ const SETTLES: u32 = if cfg!(loom) { 4 } else { 1256 };
 /// it one. A thousand sleeps take a second at least.
 const AWAKE: u32 = 256;
 const SLEEP: Duration = Duration::from_millis(1);
+/// Of so many looks one is thorough while others are in the way all the time.
+const THOROUGH: u32 = 64;
 
 /// The word that the last batch of a seat came from. On cache lines of its own.
 #[derive(Debug)]
@@ -157,7 +159,8 @@ impl Bits {
     }
 
     /// Decides about a call for `wanted` blocks that found too few: whether it has got them after all. `attempt` takes
-    /// all of them or none, by the seat that it is given. `evictable` is how many could be evicted.
+    /// all of them or none, by the seat that it is given. It may spare blocks that are of use to others until it is told
+    /// to be thorough. `evictable` is how many could be evicted.
     ///
     /// A refusal is true: while the last attempt looked, no other call held blocks that it gave back later. Beyond
     /// [`SETTLES`] attempts it may be wrong.
@@ -166,29 +169,36 @@ impl Bits {
         &self,
         wanted: usize,
         evictable: impl Fn() -> u32,
-        mut attempt: impl FnMut(usize) -> bool,
+        mut attempt: impl FnMut(usize, bool) -> bool,
     ) -> bool {
         let wanted = signed(wanted);
         let _alone = self.settling.lock();
+        let mut thorough = false;
         for look in 0..SETTLES {
             // In this order: a call that began and ended in between counts as one that is there.
             let ended = self.ended.sum_of_others();
             fence(Ordering::Acquire);
             let began = self.began.sum_of_others();
-            let most = || i64::from(self.free()) + i64::from(evictable()) + began - ended;
+            let room = || i64::from(self.free()) + i64::from(evictable());
             // A large request that cannot succeed takes nothing. The sum may be too low for a moment.
+            let most = || room() + began - ended;
             if wanted > i64::from(WORD) && (0..3).all(|_| most() < wanted) {
                 return false;
             }
-            if attempt(SETTLING) {
+            if attempt(SETTLING, thorough) {
                 return true;
             }
             // Acquire: pairs with the Release of claims: who took blocks that were not found had announced it.
             fence(Ordering::Acquire);
             let alone = ended == began && self.began.sum_of_others() == began;
             if alone && i64::from(self.free()) < wanted {
-                return false;
+                if thorough || room() < wanted {
+                    return false;
+                }
+                thorough = true;
+                continue;
             }
+            thorough = look % THOROUGH == THOROUGH - 1;
             if look < AWAKE { yield_now() } else { std::thread::sleep(SLEEP) }
         }
         false
@@ -210,7 +220,7 @@ impl Bits {
     #[inline]
     pub(crate) fn take(&self, seat: usize, out: &mut [BlockId]) -> bool {
         let wanted = out.len();
-        self.fill(seat, out) || self.settle(wanted, || 0, |seat| self.fill(seat, out))
+        self.fill(seat, out) || self.settle(wanted, || 0, |seat, _| self.fill(seat, out))
     }
 
     /// The same by one attempt: it may find too few because others hold blocks that they will give back.
