@@ -45,8 +45,12 @@ fn cache(policy: Policy, blocks: u32) -> Cache {
 /// and small batches of which there are always enough. The pool is half free, half cached.
 #[test]
 fn requests_that_cannot_succeed_make_no_other_one_fail() {
+    [Policy::Lru, Policy::Density].into_iter().for_each(small_requests_beside_impossible_ones);
+}
+
+fn small_requests_beside_impossible_ones(policy: Policy) {
     const BLOCKS: usize = 4_000;
-    let pool = Pool::new(BLOCKS as u32, BLOCKS as u32, Policy::Lru).unwrap();
+    let pool = Pool::new(BLOCKS as u32, BLOCKS as u32, policy).unwrap();
     let allocator = Allocator::new(BLOCKS as u32).unwrap();
     let mut held = [BlockId::default(); 2];
     pool.take(0, &mut held, |_| Ok(())).unwrap();
@@ -146,7 +150,11 @@ fn a_shrink_that_fails_evicts_nothing() {
 /// is lost.
 #[test]
 fn shrinking_beside_others_loses_no_block() {
-    let cache = cache(Policy::Lru, 64);
+    [Policy::Lru, Policy::Density].into_iter().for_each(shrink_beside_others);
+}
+
+fn shrink_beside_others(policy: Policy) {
+    let cache = cache(policy, 64);
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let work = |thread: u32| {
