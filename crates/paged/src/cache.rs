@@ -237,7 +237,7 @@ impl Cache {
             let clean = |blocks: &[BlockId]| self.shared.arena.zero_blocks(blocks);
             let forked = sequence.fork(&self.shared.pool, clean, copy)?;
             if let Err(error) = self.shared.arena.copy_blocks(&copies) {
-                forked.free(&self.shared.pool);
+                forked.undo(&self.shared.pool);
                 return Err(CacheError::from(error));
             }
             Ok(forked)

@@ -13,14 +13,15 @@
 //! What must stay true: links are made while both blocks are pinned, so the block that is followed cannot end
 //! meanwhile. A link names the generation of the block that it follows. Where a reclaim and a new follower meet, the
 //! block may end although it has that follower, whose link is then of an earlier life and says nothing any more: the
-//! follower is evicted like any other block, and a prefix that is asked for ends before it.
+//! follower is evicted like any other block, and a prefix that is asked for ends before it. The same happens where a
+//! call would be refused because the only followers of idle blocks are in use ([`crate::Pool`]).
 
 use crate::BlockId;
 use crate::atomic::{AtomicU32, AtomicU64, Mutex, Ordering};
 use crate::large;
 use crate::records::Records;
-use mooncrate_core::Slot;
 use mooncrate_core::evict::{Density, EvictPolicy, Learned, Leaves, Usage, Use, requests_per_step};
+use mooncrate_core::{Generation, Slot};
 use std::sync::Arc;
 
 /// Blocks of a request for which the lock of what is learned is taken once.
@@ -79,13 +80,19 @@ impl Chains {
         &self.links[block.0 as usize]
     }
 
-    /// The time, in steps. The first request ends at 1, so that no usage is 0.
+    /// The time at which so many requests had ended, in steps. The first request ends at 1, so that no usage is 0.
     fn clock(&self, requests: u64) -> u32 {
         (requests >> self.step) as u32 + 1
     }
 
+    /// The time of the request that ends next.
     fn now(&self) -> u32 {
         self.clock(self.requests.load(Ordering::Relaxed))
+    }
+
+    /// The time of the request that ended last.
+    fn latest(&self) -> u32 {
+        self.clock(self.requests.load(Ordering::Relaxed).saturating_sub(1))
     }
 
     /// Whether another block follows this one, a moment ago at least.
@@ -116,38 +123,75 @@ impl Chains {
         for (chunk, blocks) in table.chunks(CHUNK).enumerate() {
             // A bit for each block whose key is in the sample.
             let mut sampled = 0_u64;
-            let of = |at: usize| {
+            let of = |at: usize, now: u32| {
                 let key = records.hash(blocks[at]).0[0];
                 Use { key, depth: chunk * CHUNK + at, blocks: table.len(), now }
             };
             for (at, block) in blocks.iter().enumerate() {
-                // One without a name is this sequence's alone: nobody finds what is behind it by way of it.
-                if !records.named(*block) {
-                    before = 0;
+                let Some(link) = self.join(records, *block, &mut before, &mut uncovered) else {
                     continue;
-                }
-                let link = self.link(*block);
-                if link.before.load(Ordering::Relaxed) != before {
-                    self.follow(records, *block, before).into_iter().for_each(&mut uncovered);
-                }
+                };
                 // Of two requests that end at the same time one may be lost.
-                match self.learned.touch(&of(at), link.usage()) {
+                match self.learned.touch(&of(at, now), link.usage()) {
                     Some(usage) => link.usage.store(usage.to_bits(), Ordering::Relaxed),
                     None => sampled |= 1 << at,
                 }
-                before = u64::from(records.generation(*block)) << 32 | u64::from(block.0 + 1);
             }
             if sampled > 0 {
                 let mut density = self.density.lock();
+                // Read under the lock: the requests of other threads that were learned before this one are not later.
+                let now = self.latest();
                 while sampled > 0 {
                     let at = sampled.trailing_zeros() as usize;
                     let link = self.link(blocks[at]);
-                    let usage = density.touch(of(at), link.usage());
+                    let usage = density.touch(of(at, now), link.usage());
                     link.usage.store(usage.to_bits(), Ordering::Relaxed);
                     sampled &= sampled - 1;
                 }
             }
         }
+    }
+
+    /// A caller that holds these published blocks, each behind the one before it, gives them up before a request has
+    /// used them: they follow each other, and nothing is learned. Blocks that no request has used are as young as if one
+    /// just had, unless another caller holds them, whose request ends later.
+    pub(crate) fn loaded(
+        &self,
+        records: &Records,
+        table: &[BlockId],
+        mut uncovered: impl FnMut(BlockId),
+    ) {
+        let (unused, mut before) = (Usage::unused(self.latest()).to_bits(), 0);
+        for block in table {
+            if let Some(link) = self.join(records, *block, &mut before, &mut uncovered)
+                && records.references(*block) == 1
+                && link.usage().is_none()
+            {
+                // Of this and a request that ends at the same time one may be lost.
+                link.usage.store(unused, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Makes a block of a table follow the one before it, and is then the one before the next. `None` for a block
+    /// without a name, which is one sequence's alone: nobody finds what is behind it by way of it.
+    fn join(
+        &self,
+        records: &Records,
+        block: BlockId,
+        before: &mut u64,
+        uncovered: impl FnMut(BlockId),
+    ) -> Option<&Link> {
+        if !records.named(block) {
+            *before = 0;
+            return None;
+        }
+        let link = self.link(block);
+        if link.before.load(Ordering::Relaxed) != *before {
+            self.follow(records, block, *before).into_iter().for_each(uncovered);
+        }
+        *before = u64::from(records.generation(block).0) << 32 | u64::from(block.0 + 1);
+        Some(link)
     }
 
     /// Makes a block follow another one. Whether the one that it followed before is not followed any more.
@@ -179,10 +223,21 @@ impl Chains {
         self.unfollow(records, link.before.swap(0, Ordering::AcqRel))
     }
 
+    /// The block that this one follows, and the life of it. A hint, unless the caller holds this one.
+    pub(crate) fn before(&self, block: BlockId) -> Option<(BlockId, Generation)> {
+        parts(self.link(block).before.load(Ordering::Relaxed))
+    }
+
     /// The block before this one, if this one is all that follows it. A hint.
     fn alone_behind(&self, block: BlockId) -> Option<BlockId> {
-        let (before, _) = parts(self.link(block).before.load(Ordering::Relaxed))?;
+        let (before, _) = self.before(block)?;
         (self.link(before).followers.load(Ordering::Relaxed) == 1).then_some(before)
+    }
+
+    /// Requests that ended.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn requests(&self) -> u64 {
+        self.requests.load(Ordering::Relaxed)
     }
 
     fn usage(&self, slot: Slot) -> Usage {
@@ -190,10 +245,10 @@ impl Chains {
     }
 }
 
-/// The block of a link, and the generation of it.
-fn parts(before: u64) -> Option<(BlockId, u32)> {
+/// The block of a link, and the life of it.
+fn parts(before: u64) -> Option<(BlockId, Generation)> {
     let block = (before as u32).checked_sub(1)?;
-    Some((BlockId(block), (before >> 32) as u32))
+    Some((BlockId(block), Generation((before >> 32) as u32)))
 }
 
 /// The order of one eviction list: by density.
@@ -245,7 +300,8 @@ impl EvictPolicy for ByDensity {
         usize::from(victim.is_some())
     }
 
-    /// Each leaf, and then what would go after it, back to the first block that others follow, too.
+    /// Each leaf, and then what would go after it, back to the first block that others follow, too. The worst leaves
+    /// that are known come first.
     fn ahead(&mut self) -> Option<Slot> {
         let before = self.told.and_then(|told| self.chains.alone_behind(told));
         self.told = before.or_else(|| self.leaves.ahead().map(|slot| BlockId(slot.0)));

@@ -24,8 +24,8 @@ use crate::atomic::{Mutex, MutexGuard, Ordering};
 use crate::chains::{ByDensity, Chains};
 use crate::records::{Reclaimed, Records};
 use crate::{BlockId, Policy};
-use mooncrate_core::Slot;
 use mooncrate_core::evict::EvictPolicy;
+use mooncrate_core::{Generation, Slot};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -157,6 +157,18 @@ impl Lists {
         }
     }
 
+    /// The same for a caller that is no request, as one that has loaded the blocks for one.
+    pub(crate) fn loaded<'a>(&'a self, records: &Records, table: &[BlockId], open: &mut Open<'a>) {
+        if let Some(chains) = &self.chains {
+            chains.loaded(records, table, |block| self.enter(records, block, open));
+        }
+    }
+
+    /// The block that this one follows, and the life of it, where the policy knows.
+    pub(crate) fn before(&self, block: BlockId) -> Option<(BlockId, Generation)> {
+        self.chains.as_ref()?.before(block)
+    }
+
     /// Begins a release by a thread at `seat`. Nothing is locked before the first block.
     pub(crate) fn open(&self, seat: usize) -> Open<'_> {
         Open { own: seat % self.all.len(), list: None, busy: usize::MAX }
@@ -224,8 +236,8 @@ impl Lists {
         }
     }
 
-    /// Tells of blocks in the order of their eviction, at most about `most`. Each call goes on where the last
-    /// one ended.
+    /// Tells of blocks in the order of their eviction, at most about `most`; by density, of the worst ones that are
+    /// known and then of the others. Each call goes on where the last one ended.
     pub(crate) fn ahead(&self, most: usize, mut tell: impl FnMut(BlockId)) {
         let steps = most.div_ceil(self.all.len());
         for list in &self.all {
@@ -359,6 +371,13 @@ impl Lists {
         self.chains.as_ref()?.ended(records, block)
     }
 
+    /// So many blocks were evicted that were in no list.
+    pub(crate) fn count_evicted(&self, blocks: usize) {
+        let locked = self.lock(0);
+        let count = &locked.list.evicted;
+        count.store(count.load(Ordering::Relaxed) + blocks as u64, Ordering::Relaxed);
+    }
+
     fn len(&self, at: usize) -> usize {
         self.all[at].len.load(Ordering::Relaxed) as usize
     }
@@ -366,5 +385,11 @@ impl Lists {
     /// Blocks that were evicted so far.
     pub(crate) fn evicted(&self) -> u64 {
         self.all.iter().map(|list| list.evicted.load(Ordering::Relaxed)).sum()
+    }
+
+    /// Requests that ended, where the policy counts them.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn requests(&self) -> u64 {
+        self.chains.as_ref().map_or(0, |chains| chains.requests())
     }
 }

@@ -136,15 +136,15 @@ impl Sequences {
 impl Cache {
     /// Puts a sequence into the table, or gives its blocks back.
     pub(crate) fn admit(&self, id: &str, sequence: Sequence) -> Result<(), CacheError> {
-        let live = Live::new(&self.shared, sequence);
-        // An error drops `live`, and that frees the blocks.
-        match self.shared.sequences.shard(id).entry(id.into()) {
-            Entry::Vacant(place) => {
-                place.insert(Arc::new(live));
-                Ok(())
-            }
-            Entry::Occupied(_) => Err(CacheError::Duplicate { id: id.to_owned() }),
+        let mut live = Live::new(&self.shared, sequence);
+        if let Entry::Vacant(place) = self.shared.sequences.shard(id).entry(id.into()) {
+            place.insert(Arc::new(live));
+            return Ok(());
         }
+        if let Some(sequence) = live.held.get_mut().sequence.take() {
+            sequence.undo(&self.shared.pool);
+        }
+        Err(CacheError::Duplicate { id: id.to_owned() })
     }
 
     /// Does something with a sequence, alone.

@@ -146,8 +146,11 @@ fn the_last_of_two_references_frees_once() {
         records.publish(BlockId(0));
         assert!(records.share(BlockId(0)));
         let other = Arc::clone(&records);
-        let release =
-            |records: &Records| records.unpin(BlockId(0)) && records.reclaim(BlockId(0)).is_some();
+        let release = |records: &Records| {
+            records
+                .unpin(BlockId(0))
+                .is_some_and(|life| records.reclaim_life(BlockId(0), life).is_some())
+        };
         let thread = thread::spawn(move || release(&other));
         let freed = [release(&records), thread.join().unwrap()];
         assert_eq!(freed.iter().filter(|freed| **freed).count(), 1);
@@ -173,7 +176,7 @@ impl Kept {
 
     /// Gives up a pin, as the pool does.
     fn release(&self, list: usize) {
-        if self.records.unpin(BlockId(0)) {
+        if self.records.unpin(BlockId(0)).is_some() {
             let mut open = self.lists.open(list);
             self.lists.keep(&self.records, BlockId(0), &mut open);
         }
@@ -224,33 +227,45 @@ fn a_block_that_two_threads_release_is_in_one_list() {
     });
 }
 
-/// Two blocks of a chain and two eviction lists, in a pool that evicts by density.
+/// Blocks of a chain and two eviction lists, in a pool that evicts by density.
 struct Chain {
     records: Records,
     lists: Lists,
 }
 
 impl Chain {
-    const NAMES: [BlockHash; 2] = [BlockHash([7, 7]), BlockHash([8, 8])];
+    const NAMES: [BlockHash; 3] = [BlockHash([7, 7]), BlockHash([8, 8]), BlockHash([9, 9])];
 
     /// Both blocks have names, and are cached: the second one follows the first.
-    fn new() -> Self {
-        let chain = Self { records: Records::new(2), lists: Lists::with(2, 2, Policy::Density) };
-        for (block, name) in (0..).map(BlockId).zip(Self::NAMES) {
+    fn linked() -> Self {
+        let chain = Self::pinned([BlockId(0), BlockId(1)]);
+        chain.end_request(&[BlockId(0), BlockId(1)], 0);
+        chain
+    }
+
+    /// The blocks have names and one pin each, and none follows another.
+    fn pinned<const N: usize>(blocks: [BlockId; N]) -> Self {
+        let lists = Lists::with(2, N as u32, Policy::Density);
+        let chain = Self { records: Records::new(N as u32), lists };
+        for (block, name) in blocks.into_iter().zip(Self::NAMES) {
             chain.records.begin(block);
             assert_eq!(chain.records.register(block, name, 0), Registered::Named);
         }
-        let mut open = chain.lists.open(0);
-        chain.lists.used(&chain.records, &[BlockId(0), BlockId(1)], &mut open);
-        chain.release(BlockId(1), &mut open);
-        chain.release(BlockId(0), &mut open);
-        drop(open);
         chain
+    }
+
+    /// A request ends that used these blocks: it links them and gives up its pins.
+    fn end_request(&self, table: &[BlockId], list: usize) {
+        let mut open = self.lists.open(list);
+        self.lists.used(&self.records, table, &mut open);
+        for block in table.iter().rev() {
+            self.release(*block, &mut open);
+        }
     }
 
     /// Gives up a pin, as the pool does.
     fn release<'a>(&'a self, block: BlockId, open: &mut Open<'a>) {
-        if self.records.unpin(block) {
+        if self.records.unpin(block).is_some() {
             self.lists.keep(&self.records, block, open);
         }
     }
@@ -264,7 +279,7 @@ impl Chain {
 
     /// How many blocks an eviction gets from a list.
     fn evict(&self, list: usize) -> usize {
-        let (mut out, mut evicted) = ([BlockId::default(); 3], Evicted::default());
+        let (mut out, mut evicted) = ([BlockId::default(); 4], Evicted::default());
         self.lists.evict_from(&self.records, list, &mut out, &mut evicted);
         evicted.blocks
     }
@@ -273,9 +288,9 @@ impl Chain {
 /// One of two blocks in a chain is used by a thread while another evicts both: each is evicted, or can be.
 #[test]
 fn a_chain_that_is_used_while_others_evict_can_be_evicted() {
-    for name in Chain::NAMES {
+    for name in [Chain::NAMES[0], Chain::NAMES[1]] {
         loom::model(move || {
-            let chain = Arc::new(Chain::new());
+            let chain = Arc::new(Chain::linked());
             let other = Arc::clone(&chain);
             let thread = thread::spawn(move || other.request(name));
             let evicted = chain.evict(0);
@@ -283,6 +298,23 @@ fn a_chain_that_is_used_while_others_evict_can_be_evicted() {
             assert_eq!(evicted + chain.evict(0) + chain.evict(1) + chain.evict(0), 2);
         });
     }
+}
+
+/// A request makes a block follow another one, while a thread evicts the block that followed it before: both that stay
+/// can be evicted later.
+#[test]
+fn blocks_that_are_linked_while_others_evict_can_be_evicted() {
+    loom::model(|| {
+        let [first, second, third] = [0, 1, 2].map(BlockId);
+        let chain = Arc::new(Chain::pinned([first, second, third]));
+        assert!(chain.records.share(first));
+        chain.end_request(&[first, second], 0);
+        let other = Arc::clone(&chain);
+        let thread = thread::spawn(move || other.end_request(&[first, third], 1));
+        let evicted = chain.evict(0);
+        thread.join().unwrap();
+        assert_eq!(evicted + [0, 1, 0, 1].map(|list| chain.evict(list)).iter().sum::<usize>(), 3);
+    });
 }
 
 /// A block in the pocket of a seat that runs while another thread needs it: one of them has it.

@@ -18,7 +18,7 @@ pub enum Policy {
     /// within half a power of two.
     Importance,
     /// The block with the lowest expected hits for the time that it stays, learned from all requests so far; only
-    /// blocks that no other cached block follows.
+    /// blocks that no other cached block follows, as long as there are enough of them.
     Density,
 }
 

@@ -13,9 +13,14 @@ use crate::alloc::{Bits, InUse, Tally, seat};
 use crate::arena::ArenaError;
 use crate::hash::BlockHash;
 use crate::lists::Lists;
-use crate::records::Records;
+use crate::records::{Reclaimed, Records};
 use crate::{BLOCKS_MAX, BlockId, Policy, Registered, ResizeError};
+use mooncrate_core::Generation;
 use mooncrate_lock::Mutex;
+
+#[cfg(test)]
+#[path = "pool_tests.rs"]
+mod tests;
 
 /// Names that are looked up before the first of them is pinned: their cache misses overlap.
 const AHEAD: usize = 8;
@@ -60,6 +65,17 @@ pub enum TakeError {
     Arena(#[from] ArenaError),
 }
 
+/// Why references to blocks are given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Released {
+    /// A request ends that used them.
+    Used,
+    /// They were loaded for a request that comes later, or runs.
+    Loaded,
+    /// The caller only looked at them, or was refused.
+    Unused,
+}
+
 impl Pool {
     /// `total` free blocks, with room for `max` later.
     pub fn new(total: u32, max: u32, policy: Policy) -> Result<Self, ResizeError> {
@@ -89,9 +105,10 @@ impl Pool {
         clean: impl FnMut(&[BlockId]) -> Result<(), ArenaError>,
     ) -> Result<(), TakeError> {
         let (seat, wanted) = (seat(), table.len());
-        if !self.fill(seat, table) {
+        if !self.fill(seat, table, false) {
             let evictable = || self.cached_blocks();
-            if !self.bits.settle(seat, wanted, evictable, || self.fill(seat, table)) {
+            let again = |seat, thorough| self.fill(seat, table, thorough);
+            if !self.bits.settle(wanted, evictable, again) {
                 return Err(self.full(wanted).into());
             }
         }
@@ -99,13 +116,13 @@ impl Pool {
     }
 
     /// Fills `table` with blocks, or takes none, by one attempt: it may find too few because others hold blocks that
-    /// they will give back.
+    /// they will give back. A thorough one evicts blocks although others follow them.
     #[inline]
-    fn fill(&self, seat: usize, table: &mut [BlockId]) -> bool {
+    fn fill(&self, seat: usize, table: &mut [BlockId], thorough: bool) -> bool {
         let wanted = table.len();
         let _gathering = if wanted > 1 { Some(self.bits.gather(seat, wanted)) } else { None };
         let free = self.bits.take_some(seat, table);
-        free == wanted || self.fill_evicting(seat, table, free)
+        free == wanted || self.fill_evicting(seat, table, free, thorough)
     }
 
     #[cold]
@@ -178,7 +195,13 @@ impl Pool {
     /// Fills the rest of a table, of which the first `filled` blocks are there, with evicted blocks; or gives the
     /// others back.
     #[cold]
-    fn fill_evicting(&self, seat: usize, table: &mut [BlockId], mut filled: usize) -> bool {
+    fn fill_evicting(
+        &self,
+        seat: usize,
+        table: &mut [BlockId],
+        mut filled: usize,
+        thorough: bool,
+    ) -> bool {
         // What is free comes first: blocks in pockets of other threads, too.
         if self.bits.empty_pockets(seat) {
             filled += self.bits.take_some(seat, &mut table[filled..]);
@@ -198,6 +221,10 @@ impl Pool {
         }
         if filled < table.len() {
             filled += self.bits.take_hidden(seat, &mut table[filled..]);
+        }
+        let missing = table.len() - filled;
+        if thorough && missing > 0 && self.cached_blocks() as usize >= missing {
+            filled += self.evict_followed(seat, &mut table[filled..]);
         }
         if filled < table.len() {
             self.bits.give(seat, &table[..filled]);
@@ -302,21 +329,32 @@ impl Pool {
 
     /// Gives up one reference to each of these published blocks, the last one of the table first: so a chain
     /// is evicted from its end, and what is left of it can be found. The table holds nothing of use after it.
+    ///
+    /// Each call counts as a request that used these blocks. With [`Policy::Density`] the table must be a chain from its
+    /// head: each named block is taken to follow the one before it, and how deep it lies is learned from its place.
     pub fn release(&self, table: &mut [BlockId]) {
-        self.release_as(table, true);
+        self.release_as(table, Released::Used);
+    }
+
+    /// The same for a caller that loaded the blocks, which are a chain from its head, and is no request itself: policies
+    /// that go by the last use take it for one, and density learns nothing.
+    pub(crate) fn release_loaded(&self, table: &mut [BlockId]) {
+        self.release_as(table, Released::Loaded);
     }
 
     /// The same for a caller that only looked at the blocks, as one that saves them: those that are in an eviction
-    /// list keep their places there.
+    /// list keep their places there. The table is blocks in any order.
     pub fn put_back(&self, table: &mut [BlockId]) {
-        self.release_as(table, false);
+        self.release_as(table, Released::Unused);
     }
 
-    fn release_as(&self, table: &mut [BlockId], used: bool) {
+    fn release_as(&self, table: &mut [BlockId], released: Released) {
         let seat = seat();
         let mut open = self.lists.open(seat);
-        if used {
-            self.lists.used(&self.records, table, &mut open);
+        match released {
+            Released::Used => self.lists.used(&self.records, table, &mut open),
+            Released::Loaded => self.lists.loaded(&self.records, table, &mut open),
+            Released::Unused => {}
         }
         let (mut freed, mut idle) = (table.len(), 0);
         for at in (0..table.len()).rev() {
@@ -326,18 +364,16 @@ impl Pool {
             }
             // Asked while it is pinned: afterwards the block may be evicted and live another life.
             let named = self.records.named(block);
-            if !self.records.unpin(block) {
-                continue;
-            }
+            let Some(life) = self.records.unpin(block) else { continue };
             if named {
                 idle += 1;
-                if used {
-                    self.lists.keep(&self.records, block, &mut open);
-                } else {
+                if released == Released::Unused {
                     self.lists.put_back(&self.records, block, &mut open);
+                } else {
+                    self.lists.keep(&self.records, block, &mut open);
                 }
-            } else if self.records.reclaim(block).is_some_and(|ended| ended.usable) {
-                // Not counted as idle before, also if it has got a name meanwhile.
+            } else if self.records.reclaim_life(block, life).is_some_and(|ended| ended.usable) {
+                // Without a name it was not counted as idle, and is linked to no other block.
                 freed -= 1;
                 table[freed] = block;
             }
@@ -353,6 +389,9 @@ impl Pool {
 
     /// The names of cached blocks in the order in which they would be evicted, at most about `most`. Each call goes
     /// on where the last one ended, and at the end of the order the next one starts over. Pins nothing.
+    ///
+    /// [`Policy::Density`] has no such order. There the blocks come first that the next evictions will compare, as far
+    /// as they are known, each with the blocks before it that would go after it; then all others, in no order.
     pub fn ahead(&self, most: usize, names: &mut Vec<BlockHash>) {
         self.lists.ahead(most, |block| {
             // A block in use may still be in its list. It leaves it when an eviction meets it.
@@ -385,16 +424,46 @@ impl Pool {
         evicted.blocks
     }
 
-    /// Ends a published block that nobody uses; the name of its bytes, if the caller has it now.
-    fn ended(&self, block: BlockId) -> Option<BlockHash> {
-        let (seat, reclaimed) = (seat(), self.records.reclaim(block)?);
+    /// Evicts blocks although others follow them, into the front of `out`; how many. For a call that would be refused:
+    /// of the idle blocks that others follow, each is before one in use, or it would have been evicted like any other.
+    /// What follows an evicted block cannot be found any more. So this begins next to the blocks in use and goes towards
+    /// the heads of their chains, and what is left can be found. It looks at each block of the pool once.
+    #[cold]
+    fn evict_followed(&self, seat: usize, out: &mut [BlockId]) -> usize {
+        let mut evicted = 0;
+        let blocks = (0..self.total_blocks()).map(BlockId);
+        for used in blocks.filter(|block| self.records.references(*block) > 0) {
+            let mut next = self.lists.before(used);
+            while evicted < out.len()
+                && let Some((block, life)) = next
+            {
+                next = self.lists.before(block);
+                let Some(ended) = self.end(seat, block, life) else { break };
+                // Afterwards: as long as others could use it, this would take it out of a list for good.
+                self.lists.remove(&self.records, block);
+                if ended.usable {
+                    out[evicted] = block;
+                    evicted += 1;
+                }
+            }
+            if evicted == out.len() {
+                break;
+            }
+        }
+        self.lists.count_evicted(evicted);
+        evicted
+    }
+
+    /// Ends one life of a published block that nobody uses.
+    fn end(&self, seat: usize, block: BlockId, life: Generation) -> Option<Reclaimed> {
+        let reclaimed = self.records.reclaim_life(block, life)?;
         if reclaimed.named {
             self.idle.add(seat, -1);
         }
         if let Some(before) = self.lists.ended(&self.records, block) {
             self.lists.keep(&self.records, before, &mut self.lists.open(seat));
         }
-        reclaimed.usable.then_some(reclaimed.name)
+        Some(reclaimed)
     }
 
     /// Changes the number of blocks while others are in use. Cached blocks beyond the new end are evicted; if
@@ -432,9 +501,10 @@ impl Pool {
         let (mut ended, mut names) = (Vec::new(), Vec::new());
         for block in ending {
             self.lists.remove(&self.records, block);
-            if let Some(name) = self.ended(block) {
+            let life = self.records.generation(block);
+            if let Some(end) = self.end(seat(), block, life).filter(|end| end.usable) {
                 ended.push(block);
-                names.push(name);
+                names.push(end.name);
             }
         }
         let done = match self.bits.shrink(seat(), total, &ended) {

@@ -208,20 +208,27 @@ impl Records {
         self.record(block).word.pin(generation).is_ok()
     }
 
-    /// Gives a reference to a published block up; whether it was the last one.
-    pub(crate) fn unpin(&self, block: BlockId) -> bool {
-        self.record(block).word.unpin().pins() == 0
+    /// Gives a reference to a published block up. The life of the block, if it was the last reference: from here on
+    /// others may end this life and begin another.
+    pub(crate) fn unpin(&self, block: BlockId) -> Option<Generation> {
+        let word = self.record(block).word.unpin();
+        (word.pins() == 0).then(|| word.generation())
     }
 
     /// Ends a published block that nobody uses: its name is gone, and the caller gives it back to the free
     /// ones. `None` if somebody uses it, or it is no published block.
     pub(crate) fn reclaim(&self, block: BlockId) -> Option<Reclaimed> {
+        self.reclaim_life(block, self.record(block).word.load().generation())
+    }
+
+    /// The same for one life of the block; also `None` if that one has ended.
+    pub(crate) fn reclaim_life(&self, block: BlockId, life: Generation) -> Option<Reclaimed> {
         let record = self.record(block);
         let word = record.word.load();
         if word.state() != ReplicaState::Ready || word.pins() > 0 {
             return None;
         }
-        let dead = record.word.apply(word.generation(), Event::Reclaim { pins: 0 }).ok()?;
+        let dead = record.word.apply(life, Event::Reclaim { pins: 0 }).ok()?;
         // The block is the caller's from here on: nobody else writes its record.
         let name = self.hash(block);
         let place = Place::from_byte(record.place.load(Ordering::Relaxed));
@@ -258,8 +265,8 @@ impl Records {
     }
 
     /// The number of its life.
-    pub(crate) fn generation(&self, block: BlockId) -> u32 {
-        self.record(block).word.load().generation().0
+    pub(crate) fn generation(&self, block: BlockId) -> Generation {
+        self.record(block).word.load().generation()
     }
 
     /// What the eviction policy is told of it.
@@ -283,5 +290,27 @@ impl Records {
 
     fn record(&self, block: BlockId) -> &Record {
         &self.blocks[block.0 as usize]
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// The story: a thread gave up the last reference to a block without a name and lost its core. Meanwhile the block
+    /// was evicted and cached under a name. Then the thread ended that life, of which it knew nothing.
+    #[test]
+    fn a_late_reclaim_ends_no_other_life() {
+        let (records, block, name) = (Records::new(1), BlockId(0), BlockHash([7, 7]));
+        records.begin(block);
+        records.publish(block);
+        let life = records.unpin(block).expect("the last reference");
+        assert!(records.reclaim(block).is_some_and(|ended| ended.usable && !ended.named));
+        records.begin(block);
+        assert_eq!(records.register(block, name, 0), Registered::Named);
+        assert!(records.unpin(block).is_some());
+        assert_eq!(records.reclaim_life(block, life), None);
+        assert!(records.is_known(name));
+        assert!(records.reclaim_life(block, records.generation(block)).is_some());
     }
 }

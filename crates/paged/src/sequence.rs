@@ -126,7 +126,8 @@ impl Sequence {
         let mut table = vec![BlockId::default(); tokens.len().div_ceil(size)];
         let matched = pool.match_prefix(&hashes[..findable.min(hashes.len())], &mut table);
         if let Err(full) = take(pool, start, &mut table[matched..], clean) {
-            pool.release(&mut table[..matched]);
+            // No request has used them: whoever is refused may try again many times a second.
+            pool.put_back(&mut table[..matched]);
             return Err(full);
         }
         pool.set_rank(&table[..matched], start.rank);
@@ -310,6 +311,12 @@ impl Sequence {
     pub fn free(mut self, pool: &Pool) {
         pool.abandon(&self.table[self.published..]);
         pool.release(&mut self.table[..self.published]);
+    }
+
+    /// The same for a sequence that was not admitted in the end: it counts as no request.
+    pub(crate) fn undo(mut self, pool: &Pool) {
+        pool.abandon(&self.table[self.published..]);
+        pool.put_back(&mut self.table[..self.published]);
     }
 
     /// Tokens of it.

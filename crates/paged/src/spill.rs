@@ -175,7 +175,7 @@ impl Fetch {
             return Ok(true);
         }
         // Another sequence published the same block meanwhile, or the index is full.
-        pool.release(&mut [block]);
+        pool.put_back(&mut [block]);
         let mut other = [BlockId::default()];
         let found = pool.match_prefix(&[name], &mut other) == 1;
         self.table.extend(other.iter().filter(|_| found));
@@ -233,7 +233,8 @@ impl Fetch {
 
 impl Drop for Fetch {
     fn drop(&mut self) {
-        self.cache.pool().release(&mut self.table);
+        // The request is the sequence that is admitted with them.
+        self.cache.pool().release_loaded(&mut self.table);
     }
 }
 
@@ -276,8 +277,8 @@ impl Cache {
     }
 
     /// Pins cached blocks that would be evicted next, of which `wanted` says that they are to be: at most about
-    /// `most`, the next ones first. Each call goes on where the last one ended, and at the end of the order of
-    /// eviction the next one starts over.
+    /// `most`, in the order of [`crate::Pool::ahead`]. Each call goes on where the last one ended, and at the end of that order
+    /// the next one starts over.
     pub fn cold_blocks(&self, most: usize, wanted: impl FnMut(&BlockHash) -> bool) -> PinnedBlocks {
         let (mut names, mut table) = (Vec::new(), Vec::new());
         self.pool().ahead(most, &mut names);

@@ -219,7 +219,10 @@ fn every_token_is_read_as_it_was_written() {
 #[test]
 fn eight_threads_read_every_token_as_it_was_written() {
     run(&cache(600, 600, Policy::Lru, Layout::BlockFirst), 8, 1_500);
+    run(&cache(600, 600, Policy::Density, Layout::BlockFirst), 8, 1_500);
     run(&cache(10_000, 10_000, Policy::Fifo, Layout::LayerBlockHead), 8, 1_500);
+    // Few blocks and several eviction lists.
+    run(&cache(600, 10_000, Policy::Density, Layout::LayerBlockHead), 8, 1_500);
 }
 
 /// Token 513 of a prompt of 512 gets a block of its own, while one is free.

@@ -52,7 +52,7 @@ fn admit(pool: &Pool, bytes: &Bytes, hashes: &[BlockHash]) -> Option<Vec<BlockId
         bytes.judge(*block, *hash);
     }
     if pool.take(1, &mut table[matched..], |_| Ok(())).is_err() {
-        pool.release(&mut table[..matched]);
+        pool.put_back(&mut table[..matched]);
         return None;
     }
     for (block, hash) in table.iter().zip(hashes).skip(matched) {
@@ -227,7 +227,8 @@ fn what_is_told_to_be_evicted_next_is() {
     }
 }
 
-/// By density the walk ahead tells each leaf, and then what stands before it up to what others follow, too.
+/// By density the walk ahead tells each leaf, the worst ones first as far as they are known, and then what stands before
+/// it up to what others follow, too.
 #[test]
 fn what_is_told_ahead_by_density_is_each_chain_from_its_end() {
     let identity = Identity::new("m", "", b"g", 0, b"");
@@ -241,8 +242,7 @@ fn what_is_told_ahead_by_density_is_each_chain_from_its_end() {
     let mut told = Vec::new();
     pool.ahead(7, &mut told);
     pool.ahead(7, &mut told);
-    let expected: Vec<_> =
-        prompts.iter().rev().flat_map(|own| own[2..].iter().rev().copied()).collect();
+    let expected: Vec<_> = prompts.iter().flat_map(|own| own[2..].iter().rev().copied()).collect();
     assert_eq!(told, expected);
     // Without the others, what they shared goes with the last one.
     assert_eq!(pool.evict(9), 9);
@@ -279,6 +279,41 @@ fn by_density_what_is_cached_is_a_set_of_prefixes() {
     pool.resize(60).unwrap();
     pool.resize(100).unwrap();
     empty(&pool);
+}
+
+/// The story: a pin on the last block of a chain kept all blocks before it from eviction, though nothing used them. A
+/// call for one block was refused while thousands counted as cached.
+#[test]
+fn by_density_a_pinned_end_keeps_no_other_block_from_eviction() {
+    let identity = Identity::new("m", "", b"g", 0, b"");
+    let (pool, bytes) = (Pool::new(300, 300, Policy::Density).unwrap(), Bytes::new(300));
+    let prompts: Vec<_> = (0..3).map(|own| prompt(&identity, 0, 0, own, 100)).collect();
+    for hashes in &prompts {
+        let table = admit(&pool, &bytes, hashes).unwrap();
+        finish(&pool, &bytes, hashes, table);
+    }
+    // As somebody who saves the blocks that go next: one block of each chain, and nothing before it.
+    let mut ends = [BlockId::default(); 3];
+    for (hashes, end) in prompts.iter().zip(&mut ends) {
+        assert_eq!(pool.match_prefix(&hashes[99..], std::slice::from_mut(end)), 1);
+    }
+    assert_eq!((pool.free_blocks(), pool.cached_blocks()), (0, 297));
+    let found = || prompts.iter().map(|hashes| pool.count_prefix(hashes)).sum::<usize>();
+    for (wanted, evicted, left) in [(1, 1, 298), (10, 11, 288), (130, 141, 157)] {
+        let mut table = vec![BlockId::default(); wanted];
+        pool.take(1, &mut table, |_| Ok(())).unwrap();
+        assert!(table.iter().all(|block| pool.is_private(*block)));
+        // The block next to a pinned end goes first, so that what is left before it can be found.
+        assert_eq!((found(), pool.cached_blocks()), (left, 297 - evicted));
+        assert_eq!(pool.evicted_blocks(), u64::from(evicted));
+    }
+    let full = pool.take(1, &mut [BlockId::default(); 157], |_| Ok(())).unwrap_err();
+    assert!(matches!(full, TakeError::Full(Full { cached: 156, .. })), "{full}");
+    assert_eq!(found(), 157, "a call that cannot succeed evicts nothing");
+    pool.take(1, &mut [BlockId::default(); 156], |_| Ok(())).unwrap();
+    assert_eq!((pool.free_blocks(), pool.cached_blocks()), (0, 0));
+    pool.release(&mut ends);
+    assert_eq!((pool.evict(300), pool.cached_blocks()), (3, 0));
 }
 
 /// A chain is evicted from its end: what is left of it is a prefix that can be found.

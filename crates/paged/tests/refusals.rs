@@ -45,8 +45,12 @@ fn cache(policy: Policy, blocks: u32) -> Cache {
 /// and small batches of which there are always enough. The pool is half free, half cached.
 #[test]
 fn requests_that_cannot_succeed_make_no_other_one_fail() {
+    [Policy::Lru, Policy::Density].into_iter().for_each(small_requests_beside_impossible_ones);
+}
+
+fn small_requests_beside_impossible_ones(policy: Policy) {
     const BLOCKS: usize = 4_000;
-    let pool = Pool::new(BLOCKS as u32, BLOCKS as u32, Policy::Lru).unwrap();
+    let pool = Pool::new(BLOCKS as u32, BLOCKS as u32, policy).unwrap();
     let allocator = Allocator::new(BLOCKS as u32).unwrap();
     let mut held = [BlockId::default(); 2];
     pool.take(0, &mut held, |_| Ok(())).unwrap();
@@ -146,7 +150,11 @@ fn a_shrink_that_fails_evicts_nothing() {
 /// is lost.
 #[test]
 fn shrinking_beside_others_loses_no_block() {
-    let cache = cache(Policy::Lru, 64);
+    [Policy::Lru, Policy::Density].into_iter().for_each(shrink_beside_others);
+}
+
+fn shrink_beside_others(policy: Policy) {
+    let cache = cache(policy, 64);
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let work = |thread: u32| {
@@ -179,6 +187,32 @@ fn shrinking_beside_others_loses_no_block() {
     cache.pool().take(0, &mut table, |_| Ok(())).unwrap();
     table.sort_unstable();
     assert!(table.iter().zip(0..).all(|(block, n)| block.0 == n), "each block once");
+}
+
+/// A refused admission leaves everything as it was, the order of eviction included: what it found is not younger.
+#[test]
+fn a_refused_admission_is_no_use_of_what_it_found() {
+    for policy in Policy::ALL {
+        let cache = cache(policy, 10);
+        let prompts: [Vec<u32>; 2] = [(0..40).collect(), (100..140).collect()];
+        for prompt in &prompts {
+            cache.allocate_for("one", Prompt::Tokens(&prompt[..9])).unwrap();
+            cache.publish("one", 9).unwrap();
+            cache.free_for("one").unwrap();
+        }
+        cache.allocate_for("lives", Prompt::Count(24)).unwrap();
+        for _ in 0..50 {
+            cache.allocate_for("waits", Prompt::Tokens(&prompts[0])).unwrap_err();
+        }
+        assert_eq!(cache.pool().evict(2), 2);
+        cache.free_for("lives").unwrap();
+        let found = prompts.map(|prompt| {
+            let admitted = cache.allocate_for("one", Prompt::Tokens(&prompt[..9])).unwrap();
+            cache.free_for("one").unwrap();
+            admitted.cached_tokens
+        });
+        assert_eq!(found, [0, 8], "{policy}: the first one was used before the second");
+    }
 }
 
 /// A sequence that is admitted with another rank changes the rank of the blocks that it finds.

@@ -105,8 +105,9 @@ pub trait EvictPolicy: Send + fmt::Debug {
         taken
     }
 
-    /// One step of a walk ahead of the evictions, in their order and over and over: a candidate. `None`: the walk is at
-    /// its end, and the next step starts over. The walk keeps its place while slots come and go.
+    /// One step of a walk ahead of the evictions, over and over: a candidate. `None`: the walk is at its end, and the
+    /// next step starts over. The walk keeps its place while slots come and go. It meets candidates in the order of the
+    /// evictions; [`Leaves`] have no such order, and meet the worst ones that they remember before all others.
     fn ahead(&mut self) -> Option<Slot>;
 
     /// Number of candidates.

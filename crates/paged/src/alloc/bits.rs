@@ -25,12 +25,13 @@
 //! if there are too few. Meanwhile a call that needs fewer could find none. So a call for several blocks announces how
 //! many it may hold, in a counter of its seat, before it takes the first, and a call that found too few is
 //! [settled](Bits::settle): one at a time, it tries again until nobody held blocks in that way while it looked. Only
-//! calls that are about to be refused wait for each other.
+//! calls that are about to be refused wait for each other. They share a seat for that time, so that none takes its own
+//! announcements for those of another call.
 //!
 //! Counters are kept per seat ([`super::seats`]): who takes blocks writes only memory of its own.
 
 use super::pockets::Pockets;
-use super::seats::{SEATS, Tally};
+use super::seats::{PARTS, SETTLING, Tally};
 use super::word::{WHOLE, WORD, masks, of_word, order_hint, windows};
 use crate::BlockId;
 use crate::atomic::{AtomicU8, AtomicU32, AtomicU64, Mutex, Ordering, fence, yield_now};
@@ -46,6 +47,8 @@ const SETTLES: u32 = if cfg!(loom) { 4 } else { 1256 };
 /// it one. A thousand sleeps take a second at least.
 const AWAKE: u32 = 256;
 const SLEEP: Duration = Duration::from_millis(1);
+/// Of so many looks one is thorough while others are in the way all the time.
+const THOROUGH: u32 = 64;
 
 /// The word that the last batch of a seat came from. On cache lines of its own.
 #[derive(Debug)]
@@ -109,7 +112,7 @@ impl Bits {
             hints: (0..2 * leaves).map(|_| AtomicU8::new(0)).collect(),
             leaves,
             total: AtomicU32::new(0),
-            homes: (0..SEATS).map(|seat| Home(AtomicU32::new(first_home(seat, count)))).collect(),
+            homes: (0..PARTS).map(|seat| Home(AtomicU32::new(first_home(seat, count)))).collect(),
             pockets: Pockets::new(),
             taken: Tally::new(),
             began: Tally::new(),
@@ -155,43 +158,56 @@ impl Bits {
         Gathering { bits: self, seat, blocks }
     }
 
-    /// Decides about a call at `seat` for `wanted` blocks that found too few: whether it has got them after all.
-    /// `attempt` takes all of them or none, `evictable` is how many could be evicted.
+    /// Decides about a call for `wanted` blocks that found too few: whether it has got them after all. `attempt` takes
+    /// all of them or none, by the seat that it is given. It may spare blocks that are of use to others until it is told
+    /// to be thorough. `evictable` is how many could be evicted.
     ///
     /// A refusal is true: while the last attempt looked, no other call held blocks that it gave back later. Beyond
     /// [`SETTLES`] attempts it may be wrong.
     #[cold]
     pub(crate) fn settle(
         &self,
-        seat: usize,
         wanted: usize,
         evictable: impl Fn() -> u32,
-        mut attempt: impl FnMut() -> bool,
+        mut attempt: impl FnMut(usize, bool) -> bool,
     ) -> bool {
         let wanted = signed(wanted);
         let _alone = self.settling.lock();
+        let mut thorough = false;
         for look in 0..SETTLES {
             // In this order: a call that began and ended in between counts as one that is there.
-            let ended = self.ended.sum_of_others(seat);
+            let ended = self.ended.sum_of_others();
             fence(Ordering::Acquire);
-            let began = self.began.sum_of_others(seat);
-            let most = || i64::from(self.free()) + i64::from(evictable()) + began - ended;
+            let began = self.began.sum_of_others();
+            let room = || i64::from(self.free()) + i64::from(evictable());
             // A large request that cannot succeed takes nothing. The sum may be too low for a moment.
+            let most = || room() + began - ended;
             if wanted > i64::from(WORD) && (0..3).all(|_| most() < wanted) {
                 return false;
             }
-            if attempt() {
+            if attempt(SETTLING, thorough) {
                 return true;
             }
             // Acquire: pairs with the Release of claims: who took blocks that were not found had announced it.
             fence(Ordering::Acquire);
-            let alone = ended == began && self.began.sum_of_others(seat) == began;
+            let alone = ended == began && self.began.sum_of_others() == began;
             if alone && i64::from(self.free()) < wanted {
-                return false;
+                if thorough || room() < wanted {
+                    return false;
+                }
+                thorough = true;
+                continue;
             }
+            thorough = look % THOROUGH == THOROUGH - 1;
             if look < AWAKE { yield_now() } else { std::thread::sleep(SLEEP) }
         }
         false
+    }
+
+    /// Blocks that calls have announced so far.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn announced(&self) -> i64 {
+        self.began.sum()
     }
 
     /// Whether the bit of the block is set; see [`Bits::empty_pockets`].
@@ -204,7 +220,7 @@ impl Bits {
     #[inline]
     pub(crate) fn take(&self, seat: usize, out: &mut [BlockId]) -> bool {
         let wanted = out.len();
-        self.fill(seat, out) || self.settle(seat, wanted, || 0, || self.fill(seat, out))
+        self.fill(seat, out) || self.settle(wanted, || 0, |seat, _| self.fill(seat, out))
     }
 
     /// The same by one attempt: it may find too few because others hold blocks that they will give back.

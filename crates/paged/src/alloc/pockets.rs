@@ -13,7 +13,7 @@
 //! What must stay true: a slot changes from 0 to a block by the thread of the seat alone. Threads without a
 //! seat of their own therefore have no pocket.
 
-use super::seats::{SEATS, SHARED, ever};
+use super::seats::{PARTS, SHARED, ever};
 use crate::BlockId;
 use crate::atomic::{AtomicU32, Ordering};
 
@@ -36,7 +36,7 @@ impl Pockets {
     pub(super) fn new() -> Self {
         let empty = |_| AtomicU32::new(0);
         let pocket = |_| Pocket { top: empty(0), slots: std::array::from_fn(empty) };
-        Self((0..SEATS).map(pocket).collect())
+        Self((0..PARTS).map(pocket).collect())
     }
 
     /// The block that a thread at `seat` put in last, unless others took it.
@@ -59,7 +59,7 @@ impl Pockets {
     pub(super) fn put(&self, seat: usize, block: BlockId) -> bool {
         let pocket = &self.0[seat];
         let top = pocket.top.load(Ordering::Relaxed);
-        let Some(slot) = pocket.slots.get(top as usize).filter(|_| seat != SHARED) else {
+        let Some(slot) = pocket.slots.get(top as usize).filter(|_| seat < SHARED) else {
             return false;
         };
         // Release: pairs with the Acquire in `claim`: who owned the block is done with it.

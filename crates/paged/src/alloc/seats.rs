@@ -15,6 +15,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(crate) const SEATS: usize = if cfg!(loom) { 4 } else { 64 };
 /// The seat of threads that found no other.
 pub(crate) const SHARED: usize = SEATS - 1;
+/// The seat of a call that is about to be refused, whichever thread makes it. Of each pool one such call runs at a time
+/// ([`super::bits`]), so it can tell its own announcements from those of all others.
+pub(crate) const SETTLING: usize = SEATS;
+/// Parts of what is kept by seat.
+pub(crate) const PARTS: usize = SEATS + 1;
 const NONE: usize = usize::MAX;
 
 /// The seats of this process.
@@ -99,14 +104,15 @@ fn sit() -> usize {
     seat
 }
 
-/// The seats that threads have sat at so far.
+/// The seats that threads have sat at so far, and that of calls that are about to be refused.
 pub(crate) fn ever() -> impl Iterator<Item = usize> {
     let mut ever = if cfg!(loom) { (1 << SEATS) - 1 } else { EVER.load(Ordering::Relaxed) };
-    std::iter::from_fn(move || {
+    let sat = std::iter::from_fn(move || {
         let seat = (ever != 0).then(|| ever.trailing_zeros() as usize);
         ever &= ever.wrapping_sub(1);
         seat
-    })
+    });
+    sat.chain([SETTLING])
 }
 
 /// A number that all threads change and few read: a part for each seat, which only its threads write.
@@ -121,7 +127,7 @@ struct Part(AtomicI64);
 impl Tally {
     /// Zero.
     pub(crate) fn new() -> Self {
-        Self((0..SEATS).map(|_| Part(AtomicI64::new(0))).collect())
+        Self((0..PARTS).map(|_| Part(AtomicI64::new(0))).collect())
     }
 
     /// Changes the number, for a thread at `seat`.
@@ -140,9 +146,9 @@ impl Tally {
         ever().map(|seat| self.0[seat].0.load(Relaxed)).sum()
     }
 
-    /// What threads at other seats have added; at the shared seat, what all have.
-    pub(crate) fn sum_of_others(&self, own: usize) -> i64 {
-        let others = ever().filter(|seat| *seat != own || own == SHARED);
+    /// What calls have added that are not about to be refused.
+    pub(crate) fn sum_of_others(&self) -> i64 {
+        let others = ever().filter(|seat| *seat != SETTLING);
         others.map(|seat| self.0[seat].0.load(Relaxed)).sum()
     }
 }

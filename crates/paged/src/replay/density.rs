@@ -60,8 +60,10 @@ impl ByDensity {
             let usage = block.usage.filter(|_| block.children == 0 && block.used_by != *request)?;
             Some(density.learned().worth(usage, *request))
         };
+        // The rest of one round of the walk, its end, and all of the next round.
         let any = |leaves: &mut Leaves| {
-            (0..=leaves.len()).find_map(|_| leaves.ahead().filter(|slot| worth(*slot).is_some()))
+            (0..=2 * leaves.len())
+                .find_map(|_| leaves.ahead().filter(|slot| worth(*slot).is_some()))
         };
         let Some(slot) = leaves.next(worth).or_else(|| any(leaves)) else { return false };
         leaves.remove(slot);

@@ -4,6 +4,7 @@
 //! Blocks with a cached block behind them may be told as well. They are *covered*: no candidates, unless no leaf can go.
 
 use super::mix;
+use crate::chunked::Chunked;
 use crate::evict::WALK_MAX;
 use crate::ids::Slot;
 
@@ -11,18 +12,21 @@ use crate::ids::Slot;
 const ROWS: usize = 2;
 const ROW: usize = 4;
 /// The worst leaves of earlier evictions that are kept for the next one.
-const REMEMBERED: usize = 16;
+pub(super) const REMEMBERED: usize = 16;
 
 /// In `places`: not among the leaves.
 const COVERED: u32 = 1 << 31;
+/// No slot.
+const NONE: Slot = Slot(u32::MAX);
 
 /// Leaves in no order, and how one is chosen.
 #[derive(Debug)]
 pub struct Leaves {
     ends: Vec<Slot>,
     covered: Vec<Slot>,
-    /// By slot: its place among the leaves, counted from 1; 0 for none. With [`COVERED`]: among those.
-    places: Vec<u32>,
+    /// By slot: its place among the leaves, counted from 1; 0 for none. With [`COVERED`]: among those. In chunks: it
+    /// has an element for each slot of the cache, and grows under the lock of its caller.
+    places: Chunked<u32>,
     random: u64,
     /// Where the search among the covered ones goes on.
     hand: usize,
@@ -32,6 +36,8 @@ pub struct Leaves {
     /// The walk ahead of the evictions has the leaves before this place to go. From the end to the begin: what takes
     /// the place of a leaf that goes was met already, so none is missed.
     ahead: usize,
+    /// Those of the worst leaves that this round of the walk has met.
+    met: [Slot; REMEMBERED + 1],
 }
 
 /// Candidates in the order of their worth.
@@ -63,12 +69,13 @@ impl Leaves {
         Self {
             ends: Vec::new(),
             covered: Vec::new(),
-            places: Vec::new(),
+            places: Chunked::new(),
             random: seed,
             hand: 0,
             worst: [Slot(0); REMEMBERED + 1],
             remembered: 0,
             ahead: usize::MAX,
+            met: [NONE; REMEMBERED + 1],
         }
     }
 
@@ -83,14 +90,12 @@ impl Leaves {
     }
 
     fn add(&mut self, slot: Slot, covered: bool) {
-        let at = slot.0 as usize;
-        if at >= self.places.len() {
-            self.places.resize(at + 1, 0);
-        }
-        assert_eq!(self.places[at], 0, "{slot:?} can be evicted already");
+        assert!(slot < NONE, "{slot:?} has no place");
+        self.places.grow(slot.0 + 1, &0);
+        assert_eq!(self.places[slot.0], 0, "{slot:?} can be evicted already");
         let (list, mark) = self.list(covered);
         list.push(slot);
-        self.places[at] = mark | list.len() as u32;
+        self.places[slot.0] = mark | list.len() as u32;
     }
 
     /// The same for a slot that became a leaf because the last block behind it was evicted. It is as old as that one,
@@ -105,13 +110,13 @@ impl Leaves {
 
     /// The slot is no leaf any more, and not covered either; false if it was neither.
     pub fn remove(&mut self, slot: Slot) -> bool {
-        let Some(place) = self.places.get_mut(slot.0 as usize) else { return false };
+        let Some(place) = self.places.get_mut(slot.0) else { return false };
         let place = std::mem::take(place);
         let Some(at) = (place & !COVERED).checked_sub(1) else { return false };
         let (list, mark) = self.list(place & COVERED != 0);
         list.swap_remove(at as usize);
         if let Some(moved) = list.get(at as usize).copied() {
-            self.places[moved.0 as usize] = mark | (at + 1);
+            self.places[moved.0] = mark | (at + 1);
         }
         true
     }
@@ -122,12 +127,12 @@ impl Leaves {
 
     /// Whether the slot is a leaf.
     pub fn contains(&self, slot: Slot) -> bool {
-        self.places.get(slot.0 as usize).is_some_and(|place| (1..COVERED).contains(place))
+        self.places.get(slot.0).is_some_and(|place| (1..COVERED).contains(place))
     }
 
     /// Whether the slot is there and covered.
     pub fn is_covered(&self, slot: Slot) -> bool {
-        self.places.get(slot.0 as usize).is_some_and(|place| *place >= COVERED)
+        self.places.get(slot.0).is_some_and(|place| *place >= COVERED)
     }
 
     /// All that are there.
@@ -176,11 +181,27 @@ impl Leaves {
         Some(self.worst[0])
     }
 
-    /// One step of a walk over all leaves, over and over; `None` at its end.
+    /// One step of a walk over all leaves, over and over; `None` at its end. It meets the worst leaves that are
+    /// remembered first, also those that evictions remember while it goes on. The others follow in no order: their
+    /// worth is known only when an eviction looks at them.
     pub fn ahead(&mut self) -> Option<Slot> {
-        let found = self.ahead.min(self.ends.len()).checked_sub(1);
-        self.ahead = found.unwrap_or(usize::MAX);
-        found.map(|at| self.ends[at])
+        let worst = &self.worst[..self.remembered];
+        let new = worst.iter().find(|slot| self.contains(**slot) && !self.met.contains(slot));
+        if let Some(slot) = new.copied() {
+            // There is such a place: `met` has room for all of the worst, and this one is not there.
+            let old = self.met.iter().position(|met| !worst.contains(met));
+            self.met[old.unwrap_or(0)] = slot;
+            return Some(slot);
+        }
+        while let Some(at) = self.ahead.min(self.ends.len()).checked_sub(1) {
+            self.ahead = at;
+            if !self.met.contains(&self.ends[at]) {
+                return Some(self.ends[at]);
+            }
+        }
+        self.ahead = usize::MAX;
+        self.met = [NONE; REMEMBERED + 1];
+        None
     }
 
     /// How many leaves there are.
@@ -196,7 +217,7 @@ impl Leaves {
     /// Bytes of memory.
     pub fn heap_bytes(&self) -> usize {
         (self.ends.capacity() + self.covered.capacity()) * size_of::<Slot>()
-            + self.places.capacity() * size_of::<u32>()
+            + self.places.heap_bytes()
     }
 }
 

@@ -36,7 +36,7 @@ use ghosts::{Ghost, Ghosts};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Bits of the request number in a [`Usage`]. A block that was not used for two million of them looks new again, so
+/// Bits of the request number in a [`Usage`]. A block that was not used for one million of them looks new again, so
 /// large caches count several requests as one: [`requests_per_step`].
 const AGE_BITS: u32 = 21;
 /// Blocks of a cache that counts each request.
@@ -122,9 +122,16 @@ impl Usage {
         (u32::BITS - self.uses().leading_zeros()) as usize * PLACES + self.place() as usize
     }
 
-    /// Steps of the clock since the last use.
+    /// Of a block that no request has used yet: it is as young as one that was used now.
+    pub const fn unused(now: u32) -> Self {
+        Self::new(now, 0, 0)
+    }
+
+    /// Steps of the clock since the last use; 0 if that is later than `now`, as it may be if threads read the clock one
+    /// after the other.
     pub const fn age(self, now: u32) -> u32 {
-        now.wrapping_sub(self.last()) & AGE_MASK
+        let steps = now.wrapping_sub(self.last()) & AGE_MASK;
+        if steps > AGE_MASK / 2 { 0 } else { steps }
     }
 }
 

@@ -1,5 +1,6 @@
 //! The learned density against its naive definition and against LRU, the sample of keys, the choice of leaves.
 
+use super::leaves::REMEMBERED;
 use super::*;
 use crate::evict::PolicyKind;
 use crate::ids::Slot;
@@ -252,4 +253,52 @@ fn covered_slots_are_the_last_ones_to_go() {
     assert_eq!(std::iter::from_fn(|| policy.ahead()).count(), 2, "leaves only");
     assert_eq!(std::iter::from_fn(|| policy.victim()).count(), 9);
     assert!(!policy.remove(Slot(3)) && policy.is_empty());
+}
+
+/// Two threads may end requests in another order than they drew the numbers: a block that was used by a later request
+/// than the one that looks is young, and not two million requests old.
+#[test]
+fn a_use_by_a_later_request_is_no_old_one() {
+    let usage = Usage::new(10, 0, 0);
+    assert_eq!([9, 10, 11].map(|now| usage.age(now)), [0, 0, 1]);
+    assert_eq!(Usage::new(3, 0, 0).age(AGE_MASK - 2), 0, "request numbers may wrap");
+    let density = Density::new(1000);
+    let worth = |used_at| density.learned().worth(Usage::new(used_at, 1, 0), 10);
+    assert!(worth(12) >= worth(10) && worth(10) > worth(9));
+}
+
+/// What is learned from requests that end in another order is what is learned from them in order.
+#[test]
+fn requests_out_of_order_teach_no_great_ages() {
+    let mut density = Density::new(1000);
+    for now in [10, 9, 12, 11] {
+        density.touch(at(1, now), None);
+    }
+    let old: f32 = density.reached.iter().flat_map(|row| &row[bin(100)..]).sum();
+    assert!(old < 0.5, "{old} blocks were used a hundred requests ago");
+}
+
+/// The walk ahead begins with the leaves that the evictions would choose, as far as they are known.
+#[test]
+fn the_walk_ahead_begins_with_the_worst_leaves_that_are_remembered() {
+    let mut leaves = leaves(1000);
+    let worth = |slot: Slot| Some(u64::from(slot.0 ^ 0x155));
+    for _ in 0..50 {
+        let worst = leaves.next(worth).expect("there are leaves");
+        leaves.remove(worst);
+    }
+    let next = leaves.next(worth);
+    let round: Vec<Slot> = std::iter::from_fn(|| leaves.ahead()).collect();
+    assert_eq!(round.first().copied(), next);
+    let worths: Vec<_> = round[..REMEMBERED].iter().map(|slot| worth(*slot)).collect();
+    assert!(worths.is_sorted(), "the worst ones first: {worths:?}");
+    let distinct: std::collections::BTreeSet<u32> = round.iter().map(|slot| slot.0).collect();
+    assert_eq!((round.len(), distinct.len()), (950, 950), "each once");
+    assert_eq!(std::iter::from_fn(|| leaves.ahead()).collect::<Vec<_>>(), round, "and again");
+    // Those that evictions remember later are met before the walk goes on.
+    let walked: Vec<Slot> = (0..100).filter_map(|_| leaves.ahead()).collect();
+    leaves.remove(walked[0]);
+    let late = Slot(2000);
+    leaves.uncover(late);
+    assert_eq!(leaves.ahead(), Some(late));
 }
