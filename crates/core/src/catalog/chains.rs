@@ -144,7 +144,7 @@ pub(super) struct Chains {
     entries: u64,
     /// What readers held, until when it is left alone.
     resting: VecDeque<(Now, EntryId)>,
-    /// What a put goes on from.
+    /// The entry before the one that is being put: the last choice of an eviction.
     kept: EntryId,
     /// By the hash of the key.
     expected: Box<[Expected]>,
@@ -319,7 +319,7 @@ impl Chains {
     /// entries: all it needs stands in the link.
     pub(super) fn worth(&self, id: EntryId) -> Option<u64> {
         let link = self.links[id];
-        if link.depth & RESTS != 0 || id == self.kept {
+        if link.depth & RESTS != 0 {
             return None;
         }
         let worth = self.density.learned().worth(link.usage, self.now);
@@ -332,9 +332,15 @@ impl Chains {
         Some(u64::from(per_byte.to_bits()) << 32 | age)
     }
 
-    /// What a put goes on from; it is not evicted for that put.
+    /// The entry before the one that is being put. Without it the new value is of little use, so it is evicted for
+    /// that put only where nothing else can be.
     pub(super) fn keep(&mut self, id: Option<EntryId>) {
         self.kept = id.unwrap_or(NOBODY);
+    }
+
+    /// That entry. It may be forgotten by now.
+    pub(super) fn kept(&self) -> Option<EntryId> {
+        Some(self.kept).filter(|kept| *kept != NOBODY)
     }
 
     /// An eviction met readers.

@@ -62,7 +62,7 @@ impl Catalog {
         }
     }
 
-    /// A put begins: the entry of the key before its own, which is not evicted to make room for it.
+    /// A put begins: the entry of the key before its own, the last one that is evicted to make room for it.
     pub(super) fn chain_start(&mut self, name: Name<'_>, batch: InBatch<'_>) -> Option<EntryId> {
         self.chains.as_ref()?;
         let after = match batch.after {
