@@ -213,14 +213,24 @@ impl Chains {
     /// Whether `id` may follow `after`, which has a value, without a circle. An entry that nothing follows may follow
     /// any other one. Another one only where all before `after` is known: `known` says who stands in which depth, or a
     /// short walk to the head of the chain does not meet it.
+    ///
+    /// An entry that follows another value already stays there, unless all before `after` is known and that chain is
+    /// longer. A client asks only for keys whose places it does not remember, so a batch may be a part of a prompt, and
+    /// a later batch of the whole prompt corrects its links. A part never replaces a link of the whole.
     pub(super) fn may_follow(
         &self,
         id: EntryId,
         after: EntryId,
         known: Option<&[Option<EntryId>]>,
     ) -> bool {
-        if id == after || self.live_before(id).is_some() || self.links[after].is_gone() {
+        if id == after || self.links[after].is_gone() {
             return false;
+        }
+        if let Some(before) = self.live_before(id) {
+            let depth = (self.links[before].depth & DEPTH_MASK) as usize + 1;
+            if before == after || known.is_none_or(|known| known.len() <= depth) {
+                return false;
+            }
         }
         let link = self.links[id];
         if link.behind == 0 {

@@ -117,6 +117,23 @@ proptest! {
     }
 }
 
+/// A client asks the master only for keys whose places it does not remember: a batch of some keys of a prompt must
+/// not decide for good what follows what.
+#[test]
+fn a_whole_batch_corrects_what_a_part_of_it_linked() {
+    let mut rig = Rig::new(1, 1, 4);
+    rig.put(&keys([0, 3]));
+    rig.put(&keys([0, 1, 2, 3]));
+    rig.locate(&keys([0, 1, 2, 3]));
+    // A part of the batch again: 3 stays behind 2.
+    rig.locate(&keys([0, 3]));
+    rig.catalog.audit().unwrap();
+    (0..8).for_each(|_| drop(rig.locate(&keys([3]))));
+    rig.put(&keys([10, 11]));
+    assert_eq!(rig.evicted, keys([3, 2]), "3 is read most, and follows 2");
+    rig.empty();
+}
+
 /// Which of two keys goes first when room for one is needed.
 fn first_to_go(rig: &mut Rig, pair: [u8; 2]) -> u8 {
     rig.put(&keys([200]));
