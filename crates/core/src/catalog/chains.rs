@@ -22,7 +22,7 @@
 use super::objects::EntryId;
 use super::segments::NOBODY;
 use crate::chunked::Chunked;
-use crate::evict::{Density, Usage, Use, requests_per_step};
+use crate::evict::{AGE_END, Density, Usage, Use, requests_per_step};
 use crate::ids::ObjectId;
 use crate::time::Now;
 use std::collections::VecDeque;
@@ -37,6 +37,14 @@ const EXPECTED: usize = 4096;
 
 /// Entries that are looked at to find the head of a chain.
 const CLIMB_MAX: usize = 32;
+
+/// A last use that is older than so many steps of the clock is set to this age, one of the last bin.
+const OLDEST: u32 = 7 << 17;
+/// Steps of the clock in which the hand looks at all links; at most twice as many while their number grows.
+const PASS: u32 = 1 << 15;
+
+const _: () =
+    assert!(OLDEST + 2 * PASS < AGE_END, "no age leaves its range before the hand comes by");
 
 /// The value is gone, by nobody's wish.
 const LOST: u32 = 1 << 31;
@@ -140,7 +148,9 @@ pub(super) struct Chains {
     /// The clock: steps, and requests since the last one.
     now: u32,
     requests: u64,
-    /// Entries when the density was last told.
+    /// The next link whose age is looked at.
+    hand: EntryId,
+    /// Entries when the density was last told the capacity.
     entries: u64,
     /// What readers held, until when it is left alone.
     resting: VecDeque<(Now, EntryId)>,
@@ -157,6 +167,7 @@ impl Chains {
             links: Chunked::new(),
             now: 1,
             requests: 0,
+            hand: 0,
             entries: 1,
             resting: VecDeque::new(),
             kept: NOBODY,
@@ -170,6 +181,7 @@ impl Chains {
         if self.requests >= requests_per_step(entries) {
             self.requests = 0;
             self.now = self.now.wrapping_add(1);
+            self.bound_ages();
         }
         if entries >= self.entries * 2 {
             self.entries = entries;
@@ -178,10 +190,26 @@ impl Chains {
         }
     }
 
+    /// A step of the clock: looks at the next links, and bounds their ages. An age has 21 bits, and a busy store counts
+    /// two million requests in minutes.
+    fn bound_ages(&mut self) {
+        for _ in 0..=self.links.len() / PASS {
+            let Some(link) = self.links.get_mut(self.hand) else {
+                self.hand = 0;
+                continue;
+            };
+            if link.usage.age(self.now) > OLDEST {
+                link.usage = link.usage.used_at(self.now.wrapping_sub(OLDEST));
+            }
+            self.hand += 1;
+        }
+    }
+
     /// A new entry of so many bytes, or one that takes the number of one that is forgotten.
     pub(super) fn insert(&mut self, id: EntryId, bytes: u64) {
         self.links.grow(id + 1, &HEAD);
-        self.links[id] = HEAD;
+        // What a node announces was used at a time that nobody knows: it counts as used now.
+        self.links[id] = Link { usage: HEAD.usage.used_at(self.now), ..HEAD };
         self.links[id].set_size(bytes);
     }
 
@@ -397,7 +425,79 @@ impl Chains {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{Catalog, Config, Start, Writer};
     use super::*;
+    use crate::evict::PolicyKind;
+    use crate::plan::{Evidence, Medium, PutConfig, SegmentOffer};
+    use crate::{HostId, Incarnation, LeaderEpoch, NodeId, Seal, SegmentId, ZoneId, seal};
+
+    const VALUES: u8 = 4;
+
+    /// A catalog that evicts by density, full of values of 1,000 bytes with the keys 0, 1, ….
+    fn full(now: Now) -> Catalog {
+        let (policy, high_permille, low_permille) = (PolicyKind::Density, 1000, 1000);
+        let config = Config { policy, high_permille, low_permille, ..Config::default() };
+        let mut catalog = Catalog::new(config, LeaderEpoch(1), Start::New, now);
+        let offer = SegmentOffer {
+            segment: SegmentId(0),
+            incarnation: Incarnation(1),
+            node: NodeId(0),
+            medium: Medium::Dram,
+            bytes: u64::from(VALUES) * seal::extent_bytes(1000),
+            slots: VALUES.into(),
+            host: HostId(0),
+            zone: ZoneId(0),
+            tenant: None,
+            evidence: Evidence::default(),
+        };
+        catalog.mount(now, NodeId(0), std::slice::from_ref(&offer)).unwrap();
+        catalog.announce(now, offer.segment, offer.incarnation, &[], true).unwrap();
+        for key in 0..VALUES {
+            let config = PutConfig::default();
+            let plan = catalog.put_start_by(now, Writer::UNSEEN, &[key][..], 1000, &config);
+            let token = plan.unwrap().token;
+            catalog.put_end(now, &[key][..], token, &[Seal(1)]).unwrap();
+        }
+        catalog
+    }
+
+    /// An old value does not look young when the clock has run through the range of ages.
+    #[test]
+    fn an_age_only_grows_however_long_the_clock_runs() {
+        let mut chains = Chains::new();
+        let entries = 100_000;
+        (0..entries).for_each(|id| chains.insert(id, 1000));
+        for steps in 1..AGE_END * 3 {
+            chains.request(entries.into());
+            if steps % (1 << 18) == 0 {
+                let ages = chains.links.iter().map(|link| link.usage.age(chains.now));
+                let (youngest, oldest) = ages.fold((u32::MAX, 0), |(youngest, oldest), age| {
+                    (youngest.min(age), oldest.max(age))
+                });
+                let range = steps.min(OLDEST)..AGE_END;
+                assert!(
+                    range.contains(&youngest) && range.contains(&oldest),
+                    "after {steps} steps"
+                );
+            }
+        }
+        // One that comes now is the youngest.
+        chains.insert(7, 1000);
+        assert!(chains.worth(7) > chains.worth(8));
+    }
+
+    #[test]
+    fn a_report_of_reads_is_no_request() {
+        let mut catalog = full(Now(1_000_000_000));
+        let clock = |catalog: &Catalog| catalog.chains.as_ref().unwrap().now;
+        let before = clock(&catalog);
+        for ms in 0..100 {
+            catalog.report_heard(Now(1_000_000_000 + ms * 1_000_000));
+        }
+        assert_eq!(clock(&catalog), before);
+        let _ = catalog.locate(Now(2_000_000_000), &[0][..], 0);
+        assert_eq!(clock(&catalog), before + 1);
+    }
 
     #[test]
     #[expect(clippy::cast_precision_loss, reason = "an eighth is allowed")]
