@@ -52,7 +52,7 @@ const LOST: u32 = 1 << 31;
 const REMOVED: u32 = 1 << 30;
 /// Its owner met readers a moment ago.
 const RESTS: u32 = 1 << 29;
-/// It has had a lease: whether that is over, its entry says.
+/// It has a lease, or had one: its entry says when that ends. An eviction that finds it ended takes the mark off.
 const LEASED: u32 = 1 << 28;
 /// Where the size stands, in eight steps per power of two; below it the depth.
 const SIZE_SHIFT: u32 = 20;
@@ -183,9 +183,10 @@ impl Chains {
             self.now = self.now.wrapping_add(1);
             self.bound_ages();
         }
-        if entries >= self.entries * 2 {
+        let entries = entries.max(1);
+        if entries >= self.entries * 2 || entries <= self.entries / 4 {
             self.entries = entries;
-            // For as many as there will be when this happens again.
+            // For as many as there will be when their number has doubled.
             self.density.set_blocks(entries * 2);
         }
     }
@@ -218,7 +219,12 @@ impl Chains {
         self.links[id].depth |= LEASED;
     }
 
-    /// Whether it has had one.
+    /// That lease has ended.
+    pub(super) fn end_lease(&mut self, id: EntryId) {
+        self.links[id].depth &= !LEASED;
+    }
+
+    /// Whether it has a lease, or had one that may have ended.
     pub(super) fn was_leased(&self, id: EntryId) -> bool {
         self.links[id].depth & LEASED != 0
     }
@@ -497,6 +503,47 @@ mod tests {
         assert_eq!(clock(&catalog), before);
         let _ = catalog.locate(Now(2_000_000_000), &[0][..], 0);
         assert_eq!(clock(&catalog), before + 1);
+    }
+
+    /// Evictions load an entry for its lease only until one of them has found that it has ended.
+    #[test]
+    fn an_eviction_takes_the_mark_of_an_ended_lease_off() {
+        let now = Now(1_000_000_000);
+        let mut catalog = full(now);
+        for (key, lease_ms) in (0..VALUES).zip([60_000, 60_000, 1000, 1000]) {
+            catalog.locate(now, &[key][..], lease_ms).unwrap();
+        }
+        let marked = |catalog: &Catalog| {
+            let links = catalog.chains.as_ref().unwrap().links.iter();
+            links.filter(|link| link.depth & LEASED != 0).count()
+        };
+        assert_eq!(marked(&catalog), 4);
+        // The end of a lease has a margin for clocks that differ.
+        let later = now.plus(Duration::from_secs(10));
+        let used = catalog.segments()[0].used;
+        catalog.evict_below(later, SegmentId(0), used - 1);
+        assert_eq!(catalog.take_orders().len(), 1, "a value whose lease has ended");
+        assert_eq!(marked(&catalog), 2);
+    }
+
+    /// Keys of a thousand that are sampled.
+    fn sampled(chains: &Chains) -> usize {
+        let of = |key| Use { key, depth: 0, blocks: 1, now: 1 };
+        (0..1000).filter(|key| chains.density.learned().touch(&of(*key), None).is_none()).count()
+    }
+
+    #[test]
+    fn the_sample_follows_the_number_of_entries_in_both_directions() {
+        let mut chains = Chains::new();
+        chains.request(100_000);
+        assert!((10..60).contains(&sampled(&chains)), "{} of 1,000", sampled(&chains));
+        chains.request(30_000);
+        assert!(sampled(&chains) < 60, "not a quarter yet");
+        chains.request(1000);
+        assert_eq!(sampled(&chains), 1000);
+        chains.request(0);
+        chains.request(100_000);
+        assert!((10..60).contains(&sampled(&chains)), "{} of 1,000", sampled(&chains));
     }
 
     #[test]

@@ -13,6 +13,7 @@ use crate::evict::EvictPolicy;
 use crate::ids::{SegmentId, Slot};
 use crate::plan::Action;
 use crate::time::Now;
+use std::cell::RefCell;
 use std::time::Duration;
 
 /// Hint for a caller when everything is in use.
@@ -186,11 +187,22 @@ impl Catalog {
     fn candidate(&mut self, now: Now, segment: SegmentIndex, cause: Cause) -> Option<Slot> {
         let kept = self.kept_in(segment);
         let (objects, chains) = (&self.objects, &self.chains);
-        self.segments.book_mut(segment).candidate(cause, &kept, |slots, slot| {
+        let ended = RefCell::new(Vec::new());
+        let found = self.segments.book_mut(segment).candidate(cause, &kept, |slots, slot| {
             let (id, Some(chains)) = (slots[slot.0].entry, chains) else { return Some(0) };
-            let leased = chains.was_leased(id) && objects.entry(id).lease_end > now;
-            if leased { None } else { chains.worth(id) }
-        })
+            if chains.was_leased(id) {
+                if objects.entry(id).lease_end > now {
+                    return None;
+                }
+                ended.borrow_mut().push(id);
+            }
+            chains.worth(id)
+        });
+        // The next eviction need not load these entries.
+        for id in ended.into_inner() {
+            self.chain_lease_ended(id);
+        }
+        found
     }
 
     /// Slots in a segment of the value that a put follows.
