@@ -337,7 +337,12 @@ impl Density {
         if ghost.is_none() {
             return;
         }
-        let (from, to) = (ghost.counted(), bin(ghost.usage().age(now)));
+        let age = ghost.usage().age(now);
+        // It would look new some time after. From half of the range on, because a while passes until it is met again.
+        if (AGE_END / 2..=AGE_END).contains(&age) {
+            ghost.set_last(now.wrapping_sub(AGE_END / 2));
+        }
+        let (from, to) = (ghost.counted(), bin(age));
         if from < to {
             for reached in &mut self.reached[ghost.usage().class()][from..to] {
                 *reached += 1.0;
