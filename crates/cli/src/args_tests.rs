@@ -96,6 +96,7 @@ fn wrong_arguments_are_refused() {
         ("mooncrate replay t --capacity 16,0", ErrorKind::ValueValidation),
         ("mooncrate replay t --policy lru,mru", ErrorKind::ValueValidation),
         ("mooncrate replay t --block-tokens 0", ErrorKind::ValueValidation),
+        ("mooncrate replay t --store --clients 257", ErrorKind::ValueValidation),
         ("mooncrate replay t --bytes-per-token 0", ErrorKind::ValueValidation),
         ("mooncrate replay t --load loop", ErrorKind::ArgumentConflict),
         ("mooncrate replay --load burst", ErrorKind::ValueValidation),

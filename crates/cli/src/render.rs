@@ -356,12 +356,13 @@ impl Output {
         print(&format!("{sentence}\n\n{}", table(&COLUMNS, &right, rows).trim_fmt()))
     }
 
-    /// What policies found of each trace: a line of JSON, or a screen.
-    pub(crate) fn replays(self, reports: &[Report]) -> Result<(), Failure> {
+    /// What policies found of one trace: a line of JSON, or a screen. `first`: nothing was shown before it.
+    pub(crate) fn replay(self, report: &Report, first: bool) -> Result<(), Failure> {
         if self.json {
-            return reports.iter().try_for_each(|report| print_json(&report.json()));
+            return print_json(&report.json());
         }
-        print(&reports.iter().map(Report::screen).collect::<Vec<_>>().join("\n\n\n"))
+        let gap = if first { "" } else { "\n\n" };
+        print(&format!("{gap}{}", report.screen()))
     }
 
     /// Something that stops nothing, in one line on stderr.

@@ -6,8 +6,11 @@
 mod support;
 
 use serde_json::Value;
+use std::io::{BufRead, BufReader};
 use std::path::Path;
-use support::run;
+use std::process::Stdio;
+use std::time::Duration;
+use support::{mooncrate, run};
 
 const SAMPLE: &str =
     concat!(env!("CARGO_MANIFEST_DIR"), "/../paged/tests/data/conversation_300.jsonl");
@@ -123,6 +126,80 @@ fn a_real_store_finds_about_what_its_policy_does() {
     let said = replay("priority");
     assert_eq!((said.code, said.text().as_str()), (Some(2), ""));
     assert!(said.err.contains("density, lru or fifo"), "{}", said.err);
+}
+
+/// A cache of few blocks is as small through a store as alone: LRU finds nothing of a loop that is longer than the cache.
+#[test]
+fn a_small_store_is_as_small_as_it_was_asked_to_be() {
+    let folder = tempfile::tempdir().unwrap();
+    let request = |id: u32| {
+        format!(
+            "{{\"timestamp\": 0, \"input_length\": 512, \"output_length\": 1, \"hash_ids\": [{id}]}}\n"
+        )
+    };
+    let trace: String = (0..3).flat_map(|_| (0..200).map(request)).collect();
+    std::fs::write(folder.path().join("loop"), trace).unwrap();
+    let args = ["replay", "loop", "--capacity", "1,100,400", "--policy", "lru", "--store"];
+    let told = run(folder.path(), &[&args[..], &["--clients", "1", "--json"]].concat()).json();
+    for name in ["lru", "store"] {
+        let hits: Vec<_> = rows_of(&told, name).iter().map(|row| row["hits"].as_u64()).collect();
+        assert_eq!(hits, [Some(0), Some(0), Some(400)], "{name}");
+    }
+}
+
+/// The rows and columns of the block manager and of the store say which policy they had.
+#[test]
+fn what_a_policy_is_replayed_through_names_the_policy() {
+    let folder = tempfile::tempdir().unwrap();
+    let args = ["replay", SAMPLE, "--capacity", "2048", "--policy", "fifo,lru", "--store"];
+    let args = [&args[..], &["--block-manager"]].concat();
+    let told = run(folder.path(), &[&args[..], &["--json"]].concat()).json();
+    let policies = told["rows"].as_array().unwrap().iter();
+    let policies: Vec<_> = policies.map(|row| (&row["policy"], &row["evict_policy"])).collect();
+    let (fifo, lru) = (Value::from("fifo"), Value::from("lru"));
+    let (manager, store, optimal) = ("manager".into(), "store".into(), "optimal".into());
+    let expected = [
+        (&fifo, &fifo),
+        (&lru, &lru),
+        (&manager, &fifo),
+        (&store, &fifo),
+        (&optimal, &Value::Null),
+    ];
+    assert_eq!(policies, expected);
+    let text = run(folder.path(), &args).good();
+    assert!(text.contains("MANAGER (FIFO)  STORE (FIFO)  OPTIMAL"), "{text}");
+}
+
+/// What cannot be replayed is refused before the trace is read.
+#[test]
+fn what_cannot_be_replayed_is_refused_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let large = ["replay", "absent", "--block-manager", "--capacity", "2147483647"];
+    for (args, words) in [
+        (&["replay", "absent", "--store", "--policy", "priority"][..], "density, lru or fifo"),
+        (&large, "a block manager has 2147483584 blocks at most, not 2147483647"),
+        (&["replay", "absent", "--store", "--clients", "257"], "257 clients are more than 256"),
+    ] {
+        let said = run(folder.path(), args);
+        assert_eq!((said.code, said.text().as_str()), (Some(2), ""), "{args:?}: {}", said.err);
+        assert!(said.err.contains(words), "{words} is not in {}", said.err);
+    }
+}
+
+/// The figures of a load are there when it is done, and not only when all are.
+#[test]
+fn loads_are_shown_one_by_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let args = ["replay", "--load", "all", "--json"];
+    let mut child = mooncrate(folder.path()).args(args).stdout(Stdio::piped()).spawn().unwrap();
+    let (mut line, mut out) = (String::new(), BufReader::new(child.stdout.take().unwrap()));
+    out.read_line(&mut line).unwrap();
+    let told: Value = serde_json::from_str(&line).unwrap();
+    assert_eq!(told["trace"], "scans");
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(child.try_wait().unwrap().is_none(), "eight loads are left");
+    child.kill().unwrap();
+    child.wait().unwrap();
 }
 
 /// What cannot be read is named with the next step, nothing is printed, and no picture is drawn.

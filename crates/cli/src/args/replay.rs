@@ -16,6 +16,16 @@ fn loads(name: &str) -> Result<Loads, String> {
     name.parse().map(|load| Loads(vec![load])).map_err(|unknown| format!("{unknown}, or all"))
 }
 
+/// Clients of a store that is replayed: each is a thread with connections to master and node in the same process.
+pub(crate) const CLIENTS_MAX: u32 = 256;
+
+fn clients(text: &str) -> Result<u32, String> {
+    match crate::config::count(text)? {
+        count if count > CLIENTS_MAX => Err(format!("{count} clients are more than {CLIENTS_MAX}")),
+        count => Ok(count),
+    }
+}
+
 /// `replay`.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("requests").args(["trace", "load"]).required(true))]
@@ -69,13 +79,13 @@ pub(crate) struct Replay {
     /// Replay through a real store, too, with the first of the policies, or density: density, lru or fifo
     #[arg(long)]
     pub(crate) store: bool,
-    /// Clients of that store
+    /// Clients of that store, at most 256
     #[arg(
         long,
         value_name = "COUNT",
         default_value_t = 4,
         requires = "store",
-        value_parser = crate::config::count
+        value_parser = clients
     )]
     pub(crate) clients: u32,
     /// Give that store a disk of this size below its memory, and show what is written to it

@@ -6,10 +6,11 @@ mod store;
 use crate::args::{Loads, Replay};
 use crate::failure::Failure;
 use crate::render::{Output, bytes, counted, table};
-use mooncrate_paged::Policy;
+use mooncrate_core::evict::PolicyKind;
 use mooncrate_paged::replay::{
     Broken, Outcome, Plot, Series, Trace, TraceError, capacities, optimal, replay, replay_pool,
 };
+use mooncrate_paged::{BLOCKS_MAX, Policy};
 use mooncrate_wire::clock::boottime;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
@@ -24,7 +25,10 @@ const OPTIMAL: &str = "optimal";
 /// What one policy found, at each size.
 #[derive(Debug)]
 struct Line {
+    /// The policy, or what it was replayed through.
     name: &'static str,
+    /// The policy; `None` for the bound.
+    policy: Option<Policy>,
     outcomes: Vec<Outcome>,
     /// Bytes that were written to a disk, at each size; empty without one.
     written: Vec<u64>,
@@ -46,31 +50,61 @@ pub(crate) struct Report {
     lines: Vec<Line>,
 }
 
+impl Line {
+    /// The name for people, with the policy where the name does not say it.
+    fn label(&self) -> String {
+        match self.policy {
+            Some(policy) if policy.name() != self.name => format!("{} ({policy})", self.name),
+            _ => self.name.to_owned(),
+        }
+    }
+}
+
 pub(crate) fn run(args: &Replay, out: Output) -> Result<(), Failure> {
-    let mut reports = Vec::new();
+    // Before anything is read or replayed, which may take minutes.
+    let through = Through::checked(args)?;
     if let Some(file) = &args.trace {
         let broken = if args.skip_broken { Broken::Skip } else { Broken::Refuse };
         let trace = read(file, args.block_tokens, broken)?;
         let name = file.file_name().unwrap_or(file.as_os_str());
-        reports.push(Report::new(args, name.to_string_lossy().into_owned(), None, trace)?);
+        let name = name.to_string_lossy().into_owned();
+        Report::new(args, &through, (name, None), trace)?.show(args, (out, true))?;
     }
     if let Some(Loads(loads)) = &args.load {
         if let (Some(file), true) = (&args.svg, loads.len() > 1) {
             let message = format!("{} shows one load, not {}", file.display(), loads.len());
             return Err(Failure::usage(message).hint("draw each with --load NAME --svg FILE"));
         }
-        for load in loads {
+        for (at, load) in loads.iter().enumerate() {
             let trace = load.trace(args.seed, args.block_tokens);
-            reports.push(Report::new(args, load.to_string(), Some(args.seed), trace)?);
+            let name = (load.to_string(), Some(args.seed));
+            Report::new(args, &through, name, trace)?.show(args, (out, at == 0))?;
         }
     }
-    if let (Some(file), [report]) = (&args.svg, &reports[..]) {
-        std::fs::write(file, report.plot().svg()).map_err(|error| {
-            Failure::failed(format!("cannot write the plot to {}: {error}", file.display()))
-                .hint("--svg FILE names a file in a folder that exists and may be written")
-        })?;
+    Ok(())
+}
+
+/// Through what else a trace is replayed.
+struct Through {
+    /// The policy of the block manager.
+    manager: Option<Policy>,
+    /// The policy of the store, by both of its names.
+    store: Option<(Policy, PolicyKind)>,
+}
+
+impl Through {
+    /// What the arguments ask for, if it can be done.
+    fn checked(args: &Replay) -> Result<Self, Failure> {
+        let first = args.policy.first().copied().unwrap_or(Policy::Density);
+        let too_large = args.capacity.iter().find(|capacity| **capacity > BLOCKS_MAX);
+        if let (Some(capacity), true) = (too_large, args.block_manager) {
+            let message =
+                format!("a block manager has {BLOCKS_MAX} blocks at most, not {capacity}");
+            return Err(Failure::usage(message).hint("choose a smaller --capacity"));
+        }
+        let store = args.store.then(|| Ok((first, store::policy_of(first)?))).transpose()?;
+        Ok(Self { manager: args.block_manager.then_some(first), store })
     }
-    out.replays(&reports)
 }
 
 fn read(path: &Path, block_tokens: u32, broken: Broken) -> Result<Trace, Failure> {
@@ -107,25 +141,42 @@ fn chosen(given: &[u32], trace: &Trace) -> Vec<u32> {
 #[expect(clippy::cast_precision_loss, reason = "figures for people")]
 impl Report {
     /// Replays the trace through all policies that were asked for.
-    fn new(args: &Replay, name: String, seed: Option<u64>, trace: Trace) -> Result<Self, Failure> {
+    fn new(
+        args: &Replay,
+        through: &Through,
+        (name, seed): (String, Option<u64>),
+        trace: Trace,
+    ) -> Result<Self, Failure> {
         let capacities = chosen(&args.capacity, &trace);
         let bytes_per_token = args.bytes_per_token;
         let mut report = Self { name, seed, trace, bytes_per_token, capacities, lines: Vec::new() };
         let policies = if args.policy.is_empty() { &Policy::ALL[..] } else { &args.policy };
         for (at, policy) in policies.iter().enumerate() {
             if !policies[..at].contains(policy) {
-                report.add(policy.name(), |trace, capacity| replay(trace, *policy, capacity));
+                let name = (policy.name(), Some(*policy));
+                report.add(name, |trace, capacity| replay(trace, *policy, capacity));
             }
         }
-        let first = args.policy.first().copied().unwrap_or(Policy::Density);
-        if args.block_manager {
-            report.add("manager", |trace, capacity| replay_pool(trace, first, capacity));
+        if let Some(policy) = through.manager {
+            let name = ("manager", Some(policy));
+            report.add(name, |trace, capacity| replay_pool(trace, policy, capacity));
         }
-        if args.store {
-            report.add_store(first, (args.clients, args.disk))?;
+        if let Some(policy) = through.store {
+            report.add_store(policy, (args.clients, args.disk))?;
         }
-        report.add(OPTIMAL, optimal);
+        report.add((OPTIMAL, None), optimal);
         Ok(report)
+    }
+
+    /// Draws it where that is asked for, and shows it.
+    fn show(&self, args: &Replay, (out, first): (Output, bool)) -> Result<(), Failure> {
+        if let Some(file) = &args.svg {
+            std::fs::write(file, self.plot().svg()).map_err(|error| {
+                Failure::failed(format!("cannot write the plot to {}: {error}", file.display()))
+                    .hint("--svg FILE names a file in a folder that exists and may be written")
+            })?;
+        }
+        out.replay(self, first)
     }
 
     /// The name, and the seed if there is one.
@@ -136,22 +187,31 @@ impl Report {
         }
     }
 
-    fn add(&mut self, name: &'static str, find: impl Fn(&Trace, u32) -> Outcome) {
+    fn add(
+        &mut self,
+        (name, policy): (&'static str, Option<Policy>),
+        find: impl Fn(&Trace, u32) -> Outcome,
+    ) {
         let before = boottime();
         let outcomes = self.capacities.iter().map(|size| find(&self.trace, *size)).collect();
         let took = boottime().since(before);
-        self.lines.push(Line { name, outcomes, written: Vec::new(), took });
+        self.lines.push(Line { name, policy, outcomes, written: Vec::new(), took });
     }
 
-    fn add_store(&mut self, policy: Policy, way: (u32, Option<u64>)) -> Result<(), Failure> {
+    fn add_store(
+        &mut self,
+        (policy, kind): (Policy, PolicyKind),
+        way: (u32, Option<u64>),
+    ) -> Result<(), Failure> {
         let before = boottime();
         let replays =
-            self.capacities.iter().map(|size| store::replay_store(&self.trace, policy, *size, way));
+            self.capacities.iter().map(|size| store::replay_store(&self.trace, kind, *size, way));
         let (outcomes, mut written): (_, Vec<u64>) = replays.collect::<Result<_, _>>()?;
         if way.1.is_none() {
             written.clear();
         }
-        self.lines.push(Line { name: "store", outcomes, written, took: boottime().since(before) });
+        let (policy, took) = (Some(policy), boottime().since(before));
+        self.lines.push(Line { name: "store", policy, outcomes, written, took });
         Ok(())
     }
 
@@ -175,6 +235,7 @@ impl Report {
             sizes.map(move |(at, (capacity, outcome))| {
                 json!({
                     "policy": line.name,
+                    "evict_policy": line.policy.map(Policy::name),
                     "capacity_blocks": capacity,
                     "capacity_bytes": self.cache_bytes(*capacity),
                     "hits": outcome.hits,
@@ -232,11 +293,12 @@ impl Report {
             let _ = write!(
                 screen,
                 "\n\nWritten to the disk by the {}\n\n{}",
-                line.name,
+                line.label(),
                 self.disk(line)
             );
         }
-        let rates = self.lines.iter().map(|line| format!("{} {:.0}", line.name, self.rate(line)));
+        let rates = self.lines.iter();
+        let rates = rates.map(|line| format!("{} {:.0}", line.label(), self.rate(line)));
         let rates = rates.collect::<Vec<_>>().join(", ");
         let _ = write!(screen, "\n\nRequests replayed per second: {rates}");
         screen
@@ -254,7 +316,8 @@ impl Report {
 
     /// Sizes down, policies across.
     fn pivot(&self, cell: impl Fn(&Outcome) -> String) -> String {
-        let names: Vec<String> = self.lines.iter().map(|line| line.name.to_uppercase()).collect();
+        let names: Vec<String> =
+            self.lines.iter().map(|line| line.label().to_uppercase()).collect();
         let mut header = vec!["BLOCKS", "MEMORY"];
         header.extend(names.iter().map(String::as_str));
         let right: Vec<usize> = (0..header.len()).collect();
@@ -272,7 +335,7 @@ impl Report {
         let (bound, policies) = self.lines.split_last().expect("the bound is always there");
         let lines = std::iter::once(bound).chain(policies);
         let series = lines.map(|line| Series {
-            name: line.name.to_owned(),
+            name: line.label(),
             rates: line.outcomes.iter().map(Outcome::hit_rate).collect(),
             is_bound: line.name == OPTIMAL,
         });
@@ -318,9 +381,10 @@ mod tests {
             lines: Vec::new(),
         };
         for policy in Policy::ALL {
-            report.add(policy.name(), |trace, capacity| replay(trace, policy, capacity));
+            let name = (policy.name(), Some(policy));
+            report.add(name, |trace, capacity| replay(trace, policy, capacity));
         }
-        report.add(OPTIMAL, optimal);
+        report.add((OPTIMAL, None), optimal);
         for line in &mut report.lines {
             line.took = Duration::from_millis(1);
         }

@@ -22,7 +22,7 @@
 use super::objects::EntryId;
 use super::segments::NOBODY;
 use crate::chunked::Chunked;
-use crate::evict::{Density, Usage, Use, requests_per_step};
+use crate::evict::{AGE_END, Density, Usage, Use, requests_per_step};
 use crate::ids::ObjectId;
 use crate::time::Now;
 use std::collections::VecDeque;
@@ -38,13 +38,21 @@ const EXPECTED: usize = 4096;
 /// Entries that are looked at to find the head of a chain.
 const CLIMB_MAX: usize = 32;
 
+/// A last use that is older than so many steps of the clock is set to this age, one of the last bin.
+const OLDEST: u32 = 7 << 17;
+/// Steps of the clock in which the hand looks at all links; at most twice as many while their number grows.
+const PASS: u32 = 1 << 15;
+
+const _: () =
+    assert!(OLDEST + 2 * PASS < AGE_END, "no age leaves its range before the hand comes by");
+
 /// The value is gone, by nobody's wish.
 const LOST: u32 = 1 << 31;
 /// Somebody has removed or replaced it.
 const REMOVED: u32 = 1 << 30;
 /// Its owner met readers a moment ago.
 const RESTS: u32 = 1 << 29;
-/// It has had a lease: whether that is over, its entry says.
+/// It has a lease, or had one: its entry says when that ends. An eviction that finds it ended takes the mark off.
 const LEASED: u32 = 1 << 28;
 /// Where the size stands, in eight steps per power of two; below it the depth.
 const SIZE_SHIFT: u32 = 20;
@@ -140,11 +148,13 @@ pub(super) struct Chains {
     /// The clock: steps, and requests since the last one.
     now: u32,
     requests: u64,
-    /// Entries when the density was last told.
+    /// The next link whose age is looked at.
+    hand: EntryId,
+    /// Entries when the density was last told the capacity.
     entries: u64,
     /// What readers held, until when it is left alone.
     resting: VecDeque<(Now, EntryId)>,
-    /// What a put goes on from.
+    /// The entry before the one that is being put: the last choice of an eviction.
     kept: EntryId,
     /// By the hash of the key.
     expected: Box<[Expected]>,
@@ -157,6 +167,7 @@ impl Chains {
             links: Chunked::new(),
             now: 1,
             requests: 0,
+            hand: 0,
             entries: 1,
             resting: VecDeque::new(),
             kept: NOBODY,
@@ -170,18 +181,36 @@ impl Chains {
         if self.requests >= requests_per_step(entries) {
             self.requests = 0;
             self.now = self.now.wrapping_add(1);
+            self.bound_ages();
         }
-        if entries >= self.entries * 2 {
+        let entries = entries.max(1);
+        if entries >= self.entries * 2 || entries <= self.entries / 4 {
             self.entries = entries;
-            // For as many as there will be when this happens again.
+            // For as many as there will be when their number has doubled.
             self.density.set_blocks(entries * 2);
+        }
+    }
+
+    /// A step of the clock: looks at the next links, and bounds their ages. An age has 21 bits, and a busy store counts
+    /// two million requests in minutes.
+    fn bound_ages(&mut self) {
+        for _ in 0..=self.links.len() / PASS {
+            let Some(link) = self.links.get_mut(self.hand) else {
+                self.hand = 0;
+                continue;
+            };
+            if link.usage.age(self.now) > OLDEST {
+                link.usage = link.usage.used_at(self.now.wrapping_sub(OLDEST));
+            }
+            self.hand += 1;
         }
     }
 
     /// A new entry of so many bytes, or one that takes the number of one that is forgotten.
     pub(super) fn insert(&mut self, id: EntryId, bytes: u64) {
         self.links.grow(id + 1, &HEAD);
-        self.links[id] = HEAD;
+        // What a node announces was used at a time that nobody knows: it counts as used now.
+        self.links[id] = Link { usage: HEAD.usage.used_at(self.now), ..HEAD };
         self.links[id].set_size(bytes);
     }
 
@@ -190,7 +219,12 @@ impl Chains {
         self.links[id].depth |= LEASED;
     }
 
-    /// Whether it has had one.
+    /// That lease has ended.
+    pub(super) fn end_lease(&mut self, id: EntryId) {
+        self.links[id].depth &= !LEASED;
+    }
+
+    /// Whether it has a lease, or had one that may have ended.
     pub(super) fn was_leased(&self, id: EntryId) -> bool {
         self.links[id].depth & LEASED != 0
     }
@@ -213,14 +247,24 @@ impl Chains {
     /// Whether `id` may follow `after`, which has a value, without a circle. An entry that nothing follows may follow
     /// any other one. Another one only where all before `after` is known: `known` says who stands in which depth, or a
     /// short walk to the head of the chain does not meet it.
+    ///
+    /// An entry that follows another value already stays there, unless all before `after` is known and that chain is
+    /// longer. A client asks only for keys whose places it does not remember, so a batch may be a part of a prompt, and
+    /// a later batch of the whole prompt corrects its links. A part never replaces a link of the whole.
     pub(super) fn may_follow(
         &self,
         id: EntryId,
         after: EntryId,
         known: Option<&[Option<EntryId>]>,
     ) -> bool {
-        if id == after || self.live_before(id).is_some() || self.links[after].is_gone() {
+        if id == after || self.links[after].is_gone() {
             return false;
+        }
+        if let Some(before) = self.live_before(id) {
+            let depth = (self.links[before].depth & DEPTH_MASK) as usize + 1;
+            if before == after || known.is_none_or(|known| known.len() <= depth) {
+                return false;
+            }
         }
         let link = self.links[id];
         if link.behind == 0 {
@@ -319,7 +363,7 @@ impl Chains {
     /// entries: all it needs stands in the link.
     pub(super) fn worth(&self, id: EntryId) -> Option<u64> {
         let link = self.links[id];
-        if link.depth & RESTS != 0 || id == self.kept {
+        if link.depth & RESTS != 0 {
             return None;
         }
         let worth = self.density.learned().worth(link.usage, self.now);
@@ -332,9 +376,15 @@ impl Chains {
         Some(u64::from(per_byte.to_bits()) << 32 | age)
     }
 
-    /// What a put goes on from; it is not evicted for that put.
+    /// The entry before the one that is being put. Without it the new value is of little use, so it is evicted for
+    /// that put only where nothing else can be.
     pub(super) fn keep(&mut self, id: Option<EntryId>) {
         self.kept = id.unwrap_or(NOBODY);
+    }
+
+    /// That entry. It may be forgotten by now.
+    pub(super) fn kept(&self) -> Option<EntryId> {
+        Some(self.kept).filter(|kept| *kept != NOBODY)
     }
 
     /// An eviction met readers.
@@ -381,7 +431,120 @@ impl Chains {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{Catalog, Config, Start, Writer};
     use super::*;
+    use crate::evict::PolicyKind;
+    use crate::plan::{Evidence, Medium, PutConfig, SegmentOffer};
+    use crate::{HostId, Incarnation, LeaderEpoch, NodeId, Seal, SegmentId, ZoneId, seal};
+
+    const VALUES: u8 = 4;
+
+    /// A catalog that evicts by density, full of values of 1,000 bytes with the keys 0, 1, ….
+    fn full(now: Now) -> Catalog {
+        let (policy, high_permille, low_permille) = (PolicyKind::Density, 1000, 1000);
+        let config = Config { policy, high_permille, low_permille, ..Config::default() };
+        let mut catalog = Catalog::new(config, LeaderEpoch(1), Start::New, now);
+        let offer = SegmentOffer {
+            segment: SegmentId(0),
+            incarnation: Incarnation(1),
+            node: NodeId(0),
+            medium: Medium::Dram,
+            bytes: u64::from(VALUES) * seal::extent_bytes(1000),
+            slots: VALUES.into(),
+            host: HostId(0),
+            zone: ZoneId(0),
+            tenant: None,
+            evidence: Evidence::default(),
+        };
+        catalog.mount(now, NodeId(0), std::slice::from_ref(&offer)).unwrap();
+        catalog.announce(now, offer.segment, offer.incarnation, &[], true).unwrap();
+        for key in 0..VALUES {
+            let config = PutConfig::default();
+            let plan = catalog.put_start_by(now, Writer::UNSEEN, &[key][..], 1000, &config);
+            let token = plan.unwrap().token;
+            catalog.put_end(now, &[key][..], token, &[Seal(1)]).unwrap();
+        }
+        catalog
+    }
+
+    /// An old value does not look young when the clock has run through the range of ages.
+    #[test]
+    fn an_age_only_grows_however_long_the_clock_runs() {
+        let mut chains = Chains::new();
+        let entries = 100_000;
+        (0..entries).for_each(|id| chains.insert(id, 1000));
+        for steps in 1..AGE_END * 3 {
+            chains.request(entries.into());
+            if steps % (1 << 18) == 0 {
+                let ages = chains.links.iter().map(|link| link.usage.age(chains.now));
+                let (youngest, oldest) = ages.fold((u32::MAX, 0), |(youngest, oldest), age| {
+                    (youngest.min(age), oldest.max(age))
+                });
+                let range = steps.min(OLDEST)..AGE_END;
+                assert!(
+                    range.contains(&youngest) && range.contains(&oldest),
+                    "after {steps} steps"
+                );
+            }
+        }
+        // One that comes now is the youngest.
+        chains.insert(7, 1000);
+        assert!(chains.worth(7) > chains.worth(8));
+    }
+
+    #[test]
+    fn a_report_of_reads_is_no_request() {
+        let mut catalog = full(Now(1_000_000_000));
+        let clock = |catalog: &Catalog| catalog.chains.as_ref().unwrap().now;
+        let before = clock(&catalog);
+        for ms in 0..100 {
+            catalog.report_heard(Now(1_000_000_000 + ms * 1_000_000));
+        }
+        assert_eq!(clock(&catalog), before);
+        let _ = catalog.locate(Now(2_000_000_000), &[0][..], 0);
+        assert_eq!(clock(&catalog), before + 1);
+    }
+
+    /// Evictions load an entry for its lease only until one of them has found that it has ended.
+    #[test]
+    fn an_eviction_takes_the_mark_of_an_ended_lease_off() {
+        let now = Now(1_000_000_000);
+        let mut catalog = full(now);
+        for (key, lease_ms) in (0..VALUES).zip([60_000, 60_000, 1000, 1000]) {
+            catalog.locate(now, &[key][..], lease_ms).unwrap();
+        }
+        let marked = |catalog: &Catalog| {
+            let links = catalog.chains.as_ref().unwrap().links.iter();
+            links.filter(|link| link.depth & LEASED != 0).count()
+        };
+        assert_eq!(marked(&catalog), 4);
+        // The end of a lease has a margin for clocks that differ.
+        let later = now.plus(Duration::from_secs(10));
+        let used = catalog.segments()[0].used;
+        catalog.evict_below(later, SegmentId(0), used - 1);
+        assert_eq!(catalog.take_orders().len(), 1, "a value whose lease has ended");
+        assert_eq!(marked(&catalog), 2);
+    }
+
+    /// Keys of a thousand that are sampled.
+    fn sampled(chains: &Chains) -> usize {
+        let of = |key| Use { key, depth: 0, blocks: 1, now: 1 };
+        (0..1000).filter(|key| chains.density.learned().touch(&of(*key), None).is_none()).count()
+    }
+
+    #[test]
+    fn the_sample_follows_the_number_of_entries_in_both_directions() {
+        let mut chains = Chains::new();
+        chains.request(100_000);
+        assert!((10..60).contains(&sampled(&chains)), "{} of 1,000", sampled(&chains));
+        chains.request(30_000);
+        assert!(sampled(&chains) < 60, "not a quarter yet");
+        chains.request(1000);
+        assert_eq!(sampled(&chains), 1000);
+        chains.request(0);
+        chains.request(100_000);
+        assert!((10..60).contains(&sampled(&chains)), "{} of 1,000", sampled(&chains));
+    }
 
     #[test]
     #[expect(clippy::cast_precision_loss, reason = "an eighth is allowed")]

@@ -9,9 +9,11 @@ use super::copy::NoCopy;
 use super::objects::{EntryId, Part, PartState, SegmentIndex};
 use super::segments::{Book, SlotBook};
 use crate::chunked::Chunked;
+use crate::evict::EvictPolicy;
 use crate::ids::{SegmentId, Slot};
 use crate::plan::Action;
 use crate::time::Now;
+use std::cell::RefCell;
 use std::time::Duration;
 
 /// Hint for a caller when everything is in use.
@@ -183,12 +185,32 @@ impl Catalog {
 
     /// Who goes next in a segment.
     fn candidate(&mut self, now: Now, segment: SegmentIndex, cause: Cause) -> Option<Slot> {
+        let kept = self.kept_in(segment);
         let (objects, chains) = (&self.objects, &self.chains);
-        self.segments.book_mut(segment).candidate(cause, |slots, slot| {
+        let ended = RefCell::new(Vec::new());
+        let found = self.segments.book_mut(segment).candidate(cause, &kept, |slots, slot| {
             let (id, Some(chains)) = (slots[slot.0].entry, chains) else { return Some(0) };
-            let leased = chains.was_leased(id) && objects.entry(id).lease_end > now;
-            if leased { None } else { chains.worth(id) }
-        })
+            if chains.was_leased(id) {
+                if objects.entry(id).lease_end > now {
+                    return None;
+                }
+                ended.borrow_mut().push(id);
+            }
+            chains.worth(id)
+        });
+        // The next eviction need not load these entries.
+        for id in ended.into_inner() {
+            self.chain_lease_ended(id);
+        }
+        found
+    }
+
+    /// Slots in a segment of the value that a put follows.
+    fn kept_in(&self, segment: SegmentIndex) -> Vec<Slot> {
+        let kept = self.chains.as_ref().and_then(|chains| chains.kept());
+        let Some(entry) = kept.and_then(|id| self.objects.get(id)) else { return Vec::new() };
+        let parts = entry.parts.as_slice().iter();
+        parts.filter(|part| part.segment == segment).map(|part| part.slot).collect()
     }
 
     /// What becomes of a victim. A copy of it to the medium below is begun, where it needs one.
@@ -230,17 +252,27 @@ impl Catalog {
 }
 
 impl Book {
-    /// Who goes next. It stays where it is.
+    /// The next victim. It stays in its list. A slot in `kept` is evicted only for a put, and after all others of its
+    /// list: a soft pin stays while an ordinary value in `kept` can be evicted.
     fn candidate(
         &mut self,
         cause: Cause,
+        kept: &[Slot],
         worth: impl Fn(&Chunked<SlotBook>, Slot) -> Option<u64>,
     ) -> Option<Slot> {
         let for_put = cause == Cause::Put;
         let passed = for_put && self.ordinary_in_use();
         let worth = |slot: Slot| worth(&self.slots, slot);
-        let ordinary = if passed { None } else { self.policy.next_by(&worth) };
-        ordinary.or_else(|| if for_put { self.soft.next_by(&worth) } else { None })
+        let next = |list: &mut dyn EvictPolicy| {
+            let others = |slot: Slot| if kept.contains(&slot) { None } else { worth(slot) };
+            let found = list.next_by(&others);
+            let mut kept = kept.iter().copied().filter(|_| for_put);
+            found.or_else(|| {
+                kept.find(|slot| list.covers(*slot).is_some() && worth(*slot).is_some())
+            })
+        };
+        let ordinary = if passed { None } else { next(&mut *self.policy) };
+        ordinary.or_else(|| if for_put { next(&mut *self.soft) } else { None })
     }
 
     /// Whether all ordinary candidates were met in use, one after the other.

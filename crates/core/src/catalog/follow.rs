@@ -62,7 +62,14 @@ impl Catalog {
         }
     }
 
-    /// A put begins: the entry of the key before its own, which is not evicted to make room for it.
+    /// The lease of an entry has ended.
+    pub(super) fn chain_lease_ended(&mut self, id: EntryId) {
+        if let Some(chains) = &mut self.chains {
+            chains.end_lease(id);
+        }
+    }
+
+    /// A put begins: the entry of the key before its own, the last one that is evicted to make room for it.
     pub(super) fn chain_start(&mut self, name: Name<'_>, batch: InBatch<'_>) -> Option<EntryId> {
         self.chains.as_ref()?;
         let after = match batch.after {

@@ -57,9 +57,9 @@ impl ReportRate {
 }
 
 impl Catalog {
-    /// A client of this tenant begins a report; how long it shall wait before the next one.
+    /// A client of this tenant begins a report; how long it shall wait before the next one. A report is no request in
+    /// the clock of chains: when one comes depends on a pause, not on what is read.
     pub fn report_heard(&mut self, now: Now) -> Duration {
-        self.count_request();
         self.reports.heard(now)
     }
 

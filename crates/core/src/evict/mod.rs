@@ -26,7 +26,7 @@ mod list;
 mod lru;
 mod ranked;
 
-pub use density::{Density, Learned, Leaves, Usage, Use, requests_per_step};
+pub use density::{AGE_END, Density, Learned, Leaves, Usage, Use, requests_per_step};
 pub use ranked::{BadScore, RANKS, Ranked, rank_of};
 
 use crate::ids::Slot;

@@ -5,8 +5,8 @@
 mod rig;
 
 use mooncrate_core::evict::PolicyKind;
-use mooncrate_core::plan::{Notice, OrderResult};
-use mooncrate_core::{Generation, Incarnation, SegmentId, Slot};
+use mooncrate_core::plan::{Keep, Notice, OrderResult};
+use mooncrate_core::{Generation, Incarnation, PutConfig, SegmentId, Slot};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use rig::{BLOCK, Rig, key, keys};
@@ -20,14 +20,16 @@ fn any_prompt() -> impl Strategy<Value = Vec<Vec<u8>>> {
     vec(0..3_u8, 1..7).prop_map(|steps| prompt(&steps))
 }
 
-/// What is evicted has nothing behind it, unless all in its segment has.
+/// A value is evicted only if nothing follows it, unless something follows all others of its segment. The value that
+/// the put follows goes only if nothing else is in the segment.
 fn leaves_first(rig: &Rig, life: &(SegmentId, Slot, Generation)) {
     let followed = |key: &Vec<u8>| rig.follows.values().any(|before| before == key);
-    let Some(victim) = rig.held.get(life).filter(|victim| followed(victim)) else { return };
+    let Some(victim) = rig.held.get(life) else { return };
+    let is_kept = |key: &Vec<u8>| rig.kept.as_ref() == Some(key);
     let in_segment = rig.held.iter().filter(|((segment, ..), _)| *segment == life.0);
-    for (_, other) in in_segment {
-        let stays = followed(other) || rig.kept.as_ref() == Some(other);
-        assert!(stays, "{victim:?} went before {other:?}: {:?}, {:?}", rig.held, rig.follows);
+    for (_, other) in in_segment.filter(|(_, other)| *other != victim) {
+        let first = !is_kept(victim) && (!followed(victim) || followed(other) || is_kept(other));
+        assert!(first, "{victim:?} went before {other:?}: {:?}, {:?}", rig.held, rig.follows);
     }
 }
 
@@ -87,14 +89,19 @@ proptest! {
     #[test]
     fn what_has_a_successor_stays_while_a_leaf_can_go(
         seed: u64,
-        prompts in vec((any_prompt(), any::<bool>()), 1..80),
+        slots in 1..9_u32,
+        prompts in vec((any_prompt(), any::<bool>(), any::<bool>()), 1..80),
     ) {
-        let mut rig = Rig::new(seed, 2, 8);
-        for (prompt, look) in &prompts {
+        let mut rig = Rig::new(seed, 2, slots);
+        for (prompt, look, in_turn) in &prompts {
             if *look {
                 rig.locate(prompt);
             }
-            rig.put_seen(prompt, BLOCK, leaves_first);
+            if *in_turn {
+                rig.put_in_turn(prompt, leaves_first);
+            } else {
+                rig.put_seen(prompt, BLOCK, leaves_first);
+            }
             rig.catalog.audit().unwrap();
         }
         rig.empty();
@@ -108,6 +115,23 @@ proptest! {
         let evicted = run(seed, &ops)?;
         prop_assert_eq!(run(seed, &ops)?, evicted, "the same calls give the same evictions");
     }
+}
+
+/// A client asks the master only for keys whose places it does not remember: a batch of some keys of a prompt must
+/// not decide for good what follows what.
+#[test]
+fn a_whole_batch_corrects_what_a_part_of_it_linked() {
+    let mut rig = Rig::new(1, 1, 4);
+    rig.put(&keys([0, 3]));
+    rig.put(&keys([0, 1, 2, 3]));
+    rig.locate(&keys([0, 1, 2, 3]));
+    // A part of the batch again: 3 stays behind 2.
+    rig.locate(&keys([0, 3]));
+    rig.catalog.audit().unwrap();
+    (0..8).for_each(|_| drop(rig.locate(&keys([3]))));
+    rig.put(&keys([10, 11]));
+    assert_eq!(rig.evicted, keys([3, 2]), "3 is read most, and follows 2");
+    rig.empty();
 }
 
 /// Which of two keys goes first when room for one is needed.
@@ -138,6 +162,31 @@ fn a_put_of_what_was_missed_goes_on_from_what_was_found() {
     rig.put(&keys([2, 3]));
     rig.put(&keys([10, 11, 12, 13]));
     assert_eq!(rig.evicted, keys([3, 2]));
+}
+
+/// The value that a put follows is evicted for it where nothing else can be.
+#[test]
+fn a_put_that_can_only_displace_the_value_it_follows_does_so() {
+    let mut rig = Rig::new(1, 1, 1);
+    rig.put_in_turn(&keys([0, 1, 2]), leaves_first);
+    assert_eq!((&rig.evicted, rig.has(&key(2))), (&keys([0, 1]), true));
+    // A lookup may have told which value the put follows.
+    assert_eq!(rig.locate(&keys([2, 3])), [true, false]);
+    rig.put(&keys([3]));
+    assert_eq!((&rig.evicted, rig.has(&key(3))), (&keys([0, 1, 2]), true));
+    rig.catalog.audit().unwrap();
+    rig.empty();
+}
+
+/// An ordinary value goes before a soft pin, also if the put follows it.
+#[test]
+fn a_soft_pin_outlives_the_value_that_a_put_follows() {
+    let mut rig = Rig::new(1, 1, 2);
+    let soft = PutConfig { keep: Keep::Soft { ttl_ms: 30_000 }, ..PutConfig::default() };
+    rig.put_with(&keys([5]), &soft);
+    rig.put_in_turn(&keys([0, 1]), |_, _| {});
+    assert_eq!((&rig.evicted, rig.has(&key(5)), rig.has(&key(1))), (&keys([0]), true, true));
+    rig.empty();
 }
 
 /// A batch that is read in another order than it was put in must not tie a knot.

@@ -9,9 +9,13 @@ use mooncrate_core::{
     PutToken, Seal, SegmentId, Slot, TenantId, ZoneId, seal,
 };
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::time::Duration;
 
 pub(crate) const BLOCK: u64 = 1000;
+
+/// For so long after an eviction met readers, a catalog may choose other values, or none.
+const REST: Duration = Duration::from_millis(10);
 
 type Life = (SegmentId, Slot, Generation);
 
@@ -29,8 +33,12 @@ pub(crate) struct Rig {
     pub(crate) follows: BTreeMap<Vec<u8>, Vec<u8>>,
     /// Keys whose puts are open.
     open: BTreeSet<Vec<u8>>,
-    /// What a put goes on from.
+    /// The key before the one that is put.
     pub(crate) kept: Option<Vec<u8>>,
+    /// Keys that a node had when it left: their values may be read until the node is fenced.
+    left: BTreeSet<Vec<u8>>,
+    /// Until then a value may stay because an eviction met its readers.
+    readers_until: Now,
     /// Keys whose readers keep them.
     pub(crate) pinned: BTreeSet<Vec<u8>>,
 }
@@ -58,6 +66,8 @@ impl Rig {
             follows: BTreeMap::new(),
             open: BTreeSet::new(),
             kept: None,
+            left: BTreeSet::new(),
+            readers_until: Now(0),
             pinned,
         };
         (0..nodes).for_each(|node| rig.mount(node));
@@ -86,6 +96,8 @@ impl Rig {
     /// A node goes with all it has, and comes back empty.
     pub(crate) fn kill(&mut self, node: u64) {
         self.catalog.unmount(self.now, NodeId(node), &[SegmentId(node)]);
+        let on_node = self.held.iter().filter(|((segment, ..), _)| *segment == SegmentId(node));
+        self.left.extend(on_node.map(|(_, key)| key.clone()));
         self.held.retain(|(segment, ..), _| *segment != SegmentId(node));
         self.mount(node);
     }
@@ -109,6 +121,7 @@ impl Rig {
             let key = self.held.get(&life).cloned();
             let pinned = key.as_ref().is_some_and(|key| self.pinned.contains(key));
             let result = if action == Action::Evict && pinned {
+                self.readers_until = self.now.plus(REST);
                 OrderResult::Pinned
             } else {
                 if action == Action::Evict {
@@ -132,13 +145,13 @@ impl Rig {
         &mut self,
         batch: InBatch<'_>,
         key: &[u8],
-        len: u64,
+        (len, config): (u64, &PutConfig),
         sees: &impl Fn(&Self, &Life),
     ) -> Result<Option<(Locator, PutToken)>, PutError> {
-        let (config, writer) = (PutConfig::default(), Writer::UNSEEN);
+        let writer = Writer::UNSEEN;
         self.kept = batch.after.map(<[u8]>::to_vec);
         let started = loop {
-            match self.catalog.put_start_in(self.now, writer, batch, key, len, &config) {
+            match self.catalog.put_start_in(self.now, writer, batch, key, len, config) {
                 Ok(plan) => break Some((plan.replicas[0], plan.token)),
                 Err(PutError::Reclaiming { .. }) => self.obey(sees),
                 Err(PutError::Exists) => break None,
@@ -162,13 +175,33 @@ impl Rig {
         }
     }
 
-    /// Puts a batch, up to the first key for which there is no room.
-    pub(crate) fn put_seen(&mut self, keys: &[Vec<u8>], len: u64, sees: impl Fn(&Self, &Life)) {
+    /// Whether a put may be refused like that: another put of its key is open, its old value may still be read, or
+    /// there is no value that can be evicted.
+    fn expects(&self, key: &[u8], refused: &PutError) -> bool {
+        match refused {
+            PutError::InProgress { .. } => self.open.contains(key) || self.left.contains(key),
+            PutError::Held { .. } => self.left.contains(key),
+            PutError::Busy { .. } => self.held.is_empty() || self.now < self.readers_until,
+            _ => false,
+        }
+    }
+
+    /// Starts the puts of some keys of a batch, up to the first one that is refused, and ends them.
+    fn put_some(
+        &mut self,
+        (keys, some): (&[Vec<u8>], Range<usize>),
+        of: (u64, &PutConfig),
+        sees: &impl Fn(&Self, &Life),
+    ) {
         let mut open = Vec::new();
-        for at in 0..keys.len() {
-            match self.start(InBatch::of(keys, at), &keys[at], len, &sees) {
+        for at in some {
+            match self.start(InBatch::of(keys, at), &keys[at], of, sees) {
                 Ok(started) => open.extend(started.map(|started| (at, started))),
-                Err(_) => break,
+                Err(refused) => {
+                    let (key, held) = (&keys[at], &self.held);
+                    assert!(self.expects(key, &refused), "{key:?}: {refused:?}; held: {held:?}");
+                    break;
+                }
             }
         }
         for (at, (place, token)) in open {
@@ -176,6 +209,22 @@ impl Rig {
             self.held.insert((place.segment, place.slot, place.generation), keys[at].clone());
         }
         self.open.clear();
+    }
+
+    /// Puts a batch, up to the first key for which there is no room.
+    pub(crate) fn put_seen(&mut self, keys: &[Vec<u8>], len: u64, sees: impl Fn(&Self, &Life)) {
+        self.put_some((keys, 0..keys.len()), (len, &PutConfig::default()), &sees);
+    }
+
+    /// Puts a batch, each key after the put before it has ended.
+    pub(crate) fn put_in_turn(&mut self, keys: &[Vec<u8>], sees: impl Fn(&Self, &Life)) {
+        for at in 0..keys.len() {
+            self.put_some((keys, at..at + 1), (BLOCK, &PutConfig::default()), &sees);
+        }
+    }
+
+    pub(crate) fn put_with(&mut self, keys: &[Vec<u8>], config: &PutConfig) {
+        self.put_some((keys, 0..keys.len()), (BLOCK, config), &|_, _| {});
     }
 
     pub(crate) fn put(&mut self, keys: &[Vec<u8>]) {

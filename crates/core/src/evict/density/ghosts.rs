@@ -42,6 +42,11 @@ impl Ghost {
         self.0 = self.0 & !(127 << 1) | (bin as u64) << 1;
     }
 
+    /// Its last use counts as one at this time.
+    pub(super) const fn set_last(&mut self, last: u32) {
+        self.0 = self.0 & u32::MAX as u64 | (self.usage().used_at(last).0 as u64) << 32;
+    }
+
     const fn has(self, hash: u64) -> bool {
         !self.is_none() && (self.0 >> 8) & TAG_MASK == hash & TAG_MASK
     }

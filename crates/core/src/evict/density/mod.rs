@@ -39,6 +39,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 /// Bits of the request number in a [`Usage`]. A block that was not used for one million of them looks new again, so
 /// large caches count several requests as one: [`requests_per_step`].
 const AGE_BITS: u32 = 21;
+/// Half of the range of ages. A caller whose clock runs on sets last uses that are about to become older to a later
+/// time ([`Usage::used_at`]): otherwise the age of an old block would be that of a new one after some time.
+pub const AGE_END: u32 = 1 << (AGE_BITS - 1);
 /// Blocks of a cache that counts each request.
 const BLOCKS_PER_STEP: u64 = 1 << 17;
 const AGE_MASK: u32 = (1 << AGE_BITS) - 1;
@@ -110,6 +113,12 @@ impl Usage {
 
     const fn place(self) -> u32 {
         self.0 & 15
+    }
+
+    /// The same with another last use.
+    #[must_use]
+    pub const fn used_at(self, now: u32) -> Self {
+        Self::new(now, self.uses(), self.place())
     }
 
     /// After another use.
@@ -335,7 +344,12 @@ impl Density {
         if ghost.is_none() {
             return;
         }
-        let (from, to) = (ghost.counted(), bin(ghost.usage().age(now)));
+        let age = ghost.usage().age(now);
+        // It would look new some time after. From half of the range on, because a while passes until it is met again.
+        if (AGE_END / 2..=AGE_END).contains(&age) {
+            ghost.set_last(now.wrapping_sub(AGE_END / 2));
+        }
+        let (from, to) = (ghost.counted(), bin(age));
         if from < to {
             for reached in &mut self.reached[ghost.usage().class()][from..to] {
                 *reached += 1.0;

@@ -235,6 +235,23 @@ fn a_use_of_unknown_place_keeps_the_place() {
     assert_eq!((usage.last(), usage.uses(), usage.place()), (5, 1, before.place()));
 }
 
+/// A sampled key that is not used for more than the range of ages does not look new.
+#[test]
+fn an_old_ghost_stays_old() {
+    const STEP: u32 = 16;
+    let mut density = Density::new(10);
+    density.touch(at(0, 1), None);
+    for n in 1..=5 * AGE_END / STEP {
+        density.touch(at(1 + u64::from(n % 500), n * STEP), None);
+        if n.is_multiple_of(4096) {
+            let ghost = density.ghosts.find(mix(0)).expect("its bucket has room");
+            let age = density.ghosts[ghost].usage().age(n * STEP);
+            let least = (n * STEP - 1).min(AGE_END / 2);
+            assert!((least..AGE_END).contains(&age), "age {age} after {} steps", n * STEP);
+        }
+    }
+}
+
 /// What is covered goes only where no leaf can, and each is asked in turn.
 #[test]
 fn covered_slots_are_the_last_ones_to_go() {
