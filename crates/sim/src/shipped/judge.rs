@@ -127,9 +127,12 @@ fn open(process: ProcessId, key: usize, call: Call) -> u64 {
 }
 
 /// A put is about to be called: its id, and the number of the call.
-pub(super) fn put_begins(process: ProcessId, key: usize, len: u64) -> (PutId, u64) {
+pub(super) fn put_begins(process: ProcessId, key: usize, len: u64, upsert: bool) -> (PutId, u64) {
     let put = PutId::from_bits(number());
     observe(key, What::PutBegan { put, len });
+    if upsert {
+        observe(key, What::PutReplaces { put });
+    }
     (put, open(process, key, Call::Put(put)))
 }
 

@@ -1,10 +1,13 @@
 //! What clients do: one lane is one thread that makes calls, one after the other.
 
 use super::{Plan, judge};
+use crate::MS;
 use crate::fibers::{self, ProcessId};
 use mooncrate_check::{Got, payload};
 use mooncrate_client::{Client, Error, Stored};
+use mooncrate_core::plan::PutConfig;
 use mooncrate_core::rng::Rng;
+use mooncrate_core::{NodeId, SegmentId};
 use mooncrate_rt as rt;
 use mooncrate_transfer::TransferError;
 use mooncrate_wire::DataError;
@@ -13,6 +16,8 @@ use std::time::Duration;
 
 /// Keys of a batch.
 const BATCH_MAX: u64 = 5;
+/// How long somebody looks at a view.
+const VIEW_NANOS_MAX: u64 = 20 * MS;
 
 pub(super) struct Lane {
     pub(super) client: Arc<Client>,
@@ -34,11 +39,14 @@ impl Lane {
             });
             let key = self.rng.below(self.plan.keys) as usize;
             match what {
-                Some(0) => self.put(&[key]),
+                Some(0) => self.put(&[key], false),
                 Some(1) => self.get(key),
                 Some(2) => self.remove(key),
                 Some(3) => self.exists(key),
-                _ => self.batch(),
+                Some(4) => self.batch(),
+                Some(5) => self.put(&[key], true),
+                Some(6) => self.view(key),
+                _ => self.copy(key),
             }
             if self.plan.pause > 0 {
                 rt::sleep(Duration::from_nanos(self.rng.below(2 * self.plan.pause)));
@@ -53,20 +61,22 @@ impl Lane {
         }
     }
 
-    fn put(&mut self, keys: &[usize]) {
+    /// Puts one value, or several in one call; `upsert`: also where there is a value.
+    fn put(&mut self, keys: &[usize], upsert: bool) {
         let mut calls = Vec::new();
         for at in keys {
             let key = judge::key(*at);
             let most = self.plan.value_bytes_max;
             let len = if self.rng.chance(800) { most.min(600) } else { most };
             let len = 1 + self.rng.below(len);
-            let (put, number) = judge::put_begins(self.process, *at, len);
+            let (put, number) = judge::put_begins(self.process, *at, len, upsert);
             let mut value = vec![0; len as usize];
             payload::fill(&mut value, put, key.hash);
             calls.push((number, key, value));
         }
         let done = if let [(_, key, value)] = &calls[..] {
-            vec![self.client.put(&key.bytes, value)]
+            let config = PutConfig { upsert, ..self.client.put_config().clone() };
+            vec![self.client.put_parts(&key.bytes, &[value], &config)]
         } else {
             let items: Vec<(&[u8], &[u8])> =
                 calls.iter().map(|(_, key, value)| (&key.bytes[..], &value[..])).collect();
@@ -93,7 +103,7 @@ impl Lane {
         let keys: Vec<usize> =
             (first..first + many).map(|key| (key % self.plan.keys) as usize).collect();
         if self.rng.chance(400) {
-            return self.put(&keys);
+            return self.put(&keys, false);
         }
         let numbers: Vec<u64> =
             keys.iter().map(|key| judge::get_begins(self.process, *key)).collect();
@@ -113,6 +123,32 @@ impl Lane {
         let done = self.client.remove(&key.bytes, force);
         say(at, &done);
         judge::remove_ended(number, done.is_ok());
+    }
+
+    /// Looks at a value in place, for a while.
+    fn view(&mut self, at: usize) {
+        let key = judge::key(at);
+        let number = judge::get_begins(self.process, at);
+        let viewed = self.client.view(&key.bytes);
+        say(at, &viewed);
+        let Ok(Some(view)) = viewed else {
+            let missed = if viewed.is_ok() { Got::Miss } else { Got::Failed };
+            return judge::get_ended(number, missed);
+        };
+        let seen = Got::of(&view, key.hash);
+        judge::get_ended(number, seen);
+        rt::sleep(Duration::from_nanos(self.rng.below(VIEW_NANOS_MAX)));
+        let again = Got::of(&view, key.hash);
+        if again != seen {
+            judge::fail("C1", format!("a view of k{at} showed {seen:?}, and then {again:?}"));
+        }
+    }
+
+    /// Asks for a copy somewhere.
+    fn copy(&mut self, at: usize) {
+        let node = NodeId::named(&format!("node-{}", self.rng.below(self.plan.nodes as u64)));
+        let copied = self.client.copy(&judge::key(at).bytes, None, SegmentId::of(node, 0));
+        say(at, &copied);
     }
 
     fn exists(&mut self, at: usize) {

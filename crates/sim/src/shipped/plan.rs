@@ -37,8 +37,9 @@ pub struct Plan {
     pub call_time: Duration,
     /// Between two calls of a lane, on average.
     pub pause: Nanos,
-    /// Shares of puts, gets, removes, questions about existence, and batches.
-    pub shares: [u64; 5],
+    /// Shares of puts, gets, removes, questions about existence, batches, upserts, views, and copies that somebody
+    /// asks for.
+    pub shares: [u64; 8],
     /// Between two faults, on average; 0: none.
     pub fault_every: Nanos,
     /// The master's settings.
@@ -90,6 +91,9 @@ impl Plan {
                 between(rng, 2, 30),
                 between(rng, 0, 10),
                 between(rng, 0, 20),
+                *pick(rng, &[0, 0, 10, 60]),
+                between(rng, 0, 30),
+                *pick(rng, &[0, 0, 5]),
             ],
             fault_every: *pick(rng, &[0, 100 * MS, 500 * MS, 3_000 * MS]),
             heartbeat: serve_lease / 10,
