@@ -441,8 +441,9 @@ mod tests {
 
     /// A catalog that evicts by density, full of values of 1,000 bytes with the keys 0, 1, ….
     fn full(now: Now) -> Catalog {
-        let (policy, high_permille, low_permille) = (PolicyKind::Density, 1000, 1000);
-        let config = Config { policy, high_permille, low_permille, ..Config::default() };
+        let policy = PolicyKind::Density;
+        let config =
+            Config { high_permille: 1000, low_permille: 1000, policy, ..Config::default() };
         let mut catalog = Catalog::new(config, LeaderEpoch(1), Start::New, now);
         let offer = SegmentOffer {
             segment: SegmentId(0),
