@@ -20,22 +20,35 @@ const RETRY: Duration = Duration::from_millis(200);
 /// How long readers of deleted files may take; then the files stay as orphans until the next start.
 const DRAIN_TIME: Duration = Duration::from_secs(10);
 
-/// Bytes that should go. Promised bytes count, because what is kept next must fit beside them: of small values
-/// more is promised, for their removal, than their files take.
-fn surplus(backend: &dyn Backend, at_once: bool) -> u64 {
-    let (limit, promised) = (backend.usage().limit, backend.promised());
+/// Bytes to evict. Promised bytes count, because what is kept next must fit beside them: of small values more is
+/// promised, for their removal, than their files take. Records count as well: the master sends nothing to a disk whose
+/// slots are used up, and small values use them up before the bytes.
+fn surplus(backend: &dyn Backend, slots: u64, at_once: bool) -> u64 {
+    let usage = backend.usage();
+    let bytes = above(backend.promised(), usage.limit, at_once);
+    let record = usage.used.div_ceil(usage.records.max(1));
+    bytes.max(above(usage.records, slots, false) * record)
+}
+
+/// What of `used` is above the lower share of `limit`, once it is above the higher one, or where something did not fit.
+fn above(used: u64, limit: u64, at_once: bool) -> u64 {
     let share = |percent: u64| limit / 100 * percent;
-    if at_once || promised > share(HIGH_PERCENT) {
-        promised.saturating_sub(share(LOW_PERCENT)).max(1)
+    if at_once || used > share(HIGH_PERCENT) {
+        used.saturating_sub(share(LOW_PERCENT)).max(1)
     } else {
         0
     }
 }
 
 impl Disk {
+    fn surplus(&self, at_once: bool) -> u64 {
+        let slots = self.places.lock().segment().spec().slots;
+        surplus(self.backend.as_ref(), slots.into(), at_once)
+    }
+
     /// Wakes the evictor if there is need.
     pub(super) fn look_for_room(&self) {
-        if surplus(self.backend.as_ref(), false) > 0 {
+        if self.surplus(false) > 0 {
             self.crowd.notify_one();
         }
     }
@@ -48,7 +61,7 @@ impl Disk {
 
     fn wait_for_crowd(&self) -> bool {
         let mut crowded = self.crowded.lock();
-        if !*crowded && surplus(self.backend.as_ref(), false) == 0 {
+        if !*crowded && self.surplus(false) == 0 {
             self.crowd.wait_for(&mut crowded, NAP);
         }
         std::mem::take(&mut *crowded)
@@ -84,7 +97,7 @@ impl Node {
     pub(crate) fn evict_records(&self, disk: &Disk) {
         while !self.stopping() {
             let at_once = disk.wait_for_crowd();
-            let bytes = surplus(disk.backend.as_ref(), at_once);
+            let bytes = disk.surplus(at_once);
             if bytes == 0 || self.stopping() {
                 continue;
             }
@@ -149,7 +162,7 @@ mod tests {
             let together = (100_000 / (len as u64 + 1)).clamp(1, 32);
             let mut next = 0;
             loop {
-                let woken = surplus(backend.as_ref(), false) > 0;
+                let woken = surplus(backend.as_ref(), u64::MAX, false) > 0;
                 let record = |sequence| {
                     let object = ObjectId { epoch: LeaderEpoch(1), sequence };
                     let id = RecordId { object, stripe: 0 };
@@ -162,6 +175,34 @@ mod tests {
                     break;
                 }
             }
+        }
+    }
+
+    /// Was: small values used up the slots, at half the bytes of the disk or less, and from then on the disk took
+    /// nothing new.
+    #[test]
+    fn records_go_before_the_last_slot_is_used() {
+        const SLOTS: u64 = 1000;
+        for kind in [Kind::Bucket, Kind::PerKey, Kind::Offset] {
+            let disk = Arc::new(SimDisk::new(1, 64 << 20, Rates::default()));
+            let config = Config::new(kind, 32 << 20);
+            let (backend, _) = mooncrate_ssd::open(disk, &config, &mut drop, &mut drop).unwrap();
+            let value = [7; 1000];
+            let seal = seal_of(&value);
+            let record = |sequence| {
+                let object = ObjectId { epoch: LeaderEpoch(1), sequence };
+                let id = RecordId { object, stripe: 0 };
+                NewRecord { id, label: b"label", seal, value: &value }
+            };
+            let of = || surplus(backend.as_ref(), SLOTS, false);
+            for first in (0..950).step_by(50) {
+                assert_eq!(of(), 0, "{kind:?}, {first} records");
+                let group: Vec<NewRecord<'_>> = (first..first + 50).map(record).collect();
+                assert!(backend.keep(&group).iter().all(Result::is_ok));
+            }
+            assert!(backend.keep(&[record(950)])[0].is_ok());
+            let ticket = backend.unlink(of()).expect("some are to go");
+            assert!(ticket.records().len() >= 51, "{kind:?}: {}", ticket.records().len());
         }
     }
 }
