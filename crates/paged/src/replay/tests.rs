@@ -229,3 +229,27 @@ fn the_block_manager_goes_by_what_a_block_is_worth_now() {
     assert_eq!(replay_pool(&trace, Policy::Importance, 2).hits, 3);
     assert_eq!(replay_pool(&trace, Policy::Lru, 2).hits, 2);
 }
+
+/// After a shift of the load density learned on the old one; within requests of twice the capacity it finds what LRU
+/// does, and more from then on.
+#[test]
+fn after_a_shift_density_soon_finds_what_lru_does() {
+    let trace = Load::Shift.trace(1, 512);
+    let third = trace.len() / 3;
+    for capacity in [1000, 2000] {
+        let order = Policy::Lru.build().expect("a list");
+        let mut lru = bare::Bare::new(order, Policy::Lru, capacity, trace.distinct());
+        let mut density = density::ByDensity::new(capacity, trace.distinct());
+        let (mut soon, mut late) = ([0, 0], [0, 0]);
+        for (at, request) in trace.requests().enumerate().take(2 * third) {
+            let hits = [lru.serve(request.blocks), density.serve(request.blocks)];
+            let Some(since) = at.checked_sub(third) else { continue };
+            let window = if since < 2 * capacity { &mut soon } else { &mut late };
+            for (side, hits) in hits.into_iter().enumerate() {
+                window[side] += hits;
+            }
+        }
+        println!("{capacity} blocks, LRU and density: {soon:?}, then {late:?}");
+        assert!(soon[1] >= soon[0] && late[1] >= late[0]);
+    }
+}
