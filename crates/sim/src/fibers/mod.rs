@@ -197,11 +197,6 @@ pub fn true_time() -> Nanos {
     with(|kernel| kernel.now)
 }
 
-/// Whether a fiber of this process is running now.
-pub fn is_in(process: ProcessId) -> bool {
-    with(|kernel| kernel.current.is_some_and(|fiber| kernel.fibers[fiber].process == process))
-}
-
 /// What the threads of all processes do, for a report: who waits, and since how many waits.
 pub fn threads() -> Vec<String> {
     with(|kernel| {
