@@ -90,7 +90,7 @@ impl<T: ?Sized> MutexGuard<'_, T> {
         let lock = guard.lock;
         let before = lock.waited.load(Ordering::Relaxed);
         drop(guard);
-        // In a world nobody is counted as waiting, and others run here.
+        // In a world the count of waiting threads stays 0: other threads run here.
         rt::step();
         for _ in 0..HANDOVER_LOOKS {
             let nobody = lock.waiting.load(Ordering::Relaxed) == 0;

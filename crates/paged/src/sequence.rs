@@ -126,7 +126,7 @@ impl Sequence {
         let mut table = vec![BlockId::default(); tokens.len().div_ceil(size)];
         let matched = pool.match_prefix(&hashes[..findable.min(hashes.len())], &mut table);
         if let Err(full) = take(pool, start, &mut table[matched..], clean) {
-            // No request has used them: whoever is refused may try again many times a second.
+            // No request has used them: a scheduler may retry a refused one many times a second.
             pool.put_back(&mut table[..matched]);
             return Err(full);
         }

@@ -150,7 +150,7 @@ pub(super) struct Chains {
     requests: u64,
     /// The next link whose age is looked at.
     hand: EntryId,
-    /// Entries when the density was last told the capacity.
+    /// Entries when the capacity of the density was last set.
     entries: u64,
     /// What readers held, until when it is left alone.
     resting: VecDeque<(Now, EntryId)>,
@@ -209,7 +209,7 @@ impl Chains {
     /// A new entry of so many bytes, or one that takes the number of one that is forgotten.
     pub(super) fn insert(&mut self, id: EntryId, bytes: u64) {
         self.links.grow(id + 1, &HEAD);
-        // What a node announces was used at a time that nobody knows: it counts as used now.
+        // The last use of an announced object is not known: it counts as used now.
         self.links[id] = Link { usage: HEAD.usage.used_at(self.now), ..HEAD };
         self.links[id].set_size(bytes);
     }

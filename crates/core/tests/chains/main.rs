@@ -170,7 +170,7 @@ fn a_put_that_can_only_displace_the_value_it_follows_does_so() {
     let mut rig = Rig::new(1, 1, 1);
     rig.put_in_turn(&keys([0, 1, 2]), leaves_first);
     assert_eq!((&rig.evicted, rig.has(&key(2))), (&keys([0, 1]), true));
-    // A lookup may have told which value the put follows.
+    // An earlier lookup may say which value the put follows.
     assert_eq!(rig.locate(&keys([2, 3])), [true, false]);
     rig.put(&keys([3]));
     assert_eq!((&rig.evicted, rig.has(&key(3))), (&keys([0, 1, 2]), true));

@@ -656,7 +656,7 @@ fn first_home(seat: usize, words: usize) -> u32 {
 mod tests {
     use super::*;
 
-    /// A call that holds all blocks loses its core before it gives them back. Whoever asks for one block meanwhile
+    /// A call that holds all blocks loses its core before it gives them back. A call for one block meanwhile
     /// waits for it: there is room, so a refusal would not be true.
     #[test]
     fn a_call_waits_for_one_that_lost_its_core_with_all_blocks() {

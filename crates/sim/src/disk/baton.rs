@@ -24,7 +24,7 @@ const NOBODY: usize = usize::MAX;
 enum Why {
     /// The thread could go on.
     Step,
-    /// The same, before it takes a lock: those who poll do so, too, so it is no sign that somebody gets on.
+    /// The same, before it takes a lock: loops that poll take locks, too, so this is no sign of progress.
     Lock,
     /// Another thread has the lock.
     Taken,

@@ -61,7 +61,7 @@ struct Fiber {
     name: String,
     /// Where it waits to be woken.
     queue: Option<usize>,
-    /// Counts its waits: a timer of an earlier one wakes nobody.
+    /// Counts its waits: a timer of an earlier wait has no effect.
     waits: u64,
     /// The last wait ended because its time was over.
     over: bool,

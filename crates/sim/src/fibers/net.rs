@@ -318,7 +318,7 @@ impl Net {
                             }
                         }
                         Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                        // The process has closed it: what comes is for nobody, and the sender hears so.
+                        // The process has closed its end: drop what arrives, and end the sender's connection.
                         Err(_) => {
                             end.coming.clear();
                             end.coming_bytes = 0;

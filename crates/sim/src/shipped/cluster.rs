@@ -335,11 +335,8 @@ fn own(plan: &Plan, at: usize) {
         let master = Arc::new(master_link(Role::Node, &name));
         let node = Node::new(config.clone(), master, listen().into()).expect("memory is there");
         match node.register(false) {
-            Ok(()) => {
-                // It is at work as long as somebody has it.
-                std::mem::forget(node);
-                return;
-            }
+            // Its threads keep it.
+            Ok(()) => return,
             Err(error) => {
                 fibers::note(8, at as u64, || format!("node {at} is not registered: {error}"));
                 node.stop();

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 /// Keys of a batch.
 const BATCH_MAX: u64 = 5;
-/// How long somebody looks at a view.
+/// How long a client keeps a view at most.
 const VIEW_NANOS_MAX: u64 = 20 * MS;
 
 pub(super) struct Lane {
@@ -164,7 +164,7 @@ fn say<T>(key: usize, done: &Result<T, Error>) {
     }
 }
 
-/// What a get came back with. No fault flips bytes here, so whoever sees wrong ones has a bug.
+/// The result of a get, for the oracle. No fault flips bytes here, so a corrupt value is a bug.
 fn judged(got: Result<Option<Vec<u8>>, Error>, key: &judge::Key) -> Got {
     match got {
         Ok(Some(value)) => Got::of(&value, key.hash),

@@ -28,7 +28,7 @@ use crate::world::Watch;
 use crate::{MS, Nanos};
 use mooncrate_check::oracle::Counts;
 
-/// What a run came to.
+/// The result of a run.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// Its seed.

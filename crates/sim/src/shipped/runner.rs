@@ -1,4 +1,4 @@
-//! Runs seeds, and prints what they came to. Each thread runs worlds of its own.
+//! Runs seeds in worker processes, several at a time, and sums up their results.
 
 use super::worker::Task;
 use super::{FAULTS, Outcome, Plan};
@@ -18,7 +18,7 @@ const SEEDS_EACH: u64 = 8;
 /// Between two lines about how far it is.
 const TELL: Duration = Duration::from_secs(3);
 
-/// What several runs came to.
+/// The sum of several runs.
 #[derive(Clone, Debug, Default)]
 pub struct Sum {
     /// Seeds that ran.
@@ -99,7 +99,7 @@ impl Sum {
     }
 }
 
-/// What one seed came to, in a line.
+/// The result of one seed, in a line.
 pub fn line(outcome: &Outcome) -> String {
     format!(
         "seed 0x{:x}: {} operations, {} gets verified, {} virtual ms, trace hash {:016x}",

@@ -47,7 +47,7 @@ impl Task {
         let told = String::from_utf8_lossy(&output.stdout);
         let outcomes: Vec<Outcome> = told.lines().filter_map(read).collect();
         if !output.status.success() {
-            // It died in the seed behind those that it told.
+            // It died in the seed after the last one that it printed.
             let seed = seed_at(self.first, self.from + outcomes.len() as u64);
             let words = String::from_utf8_lossy(&output.stderr);
             let text = format!("the worker ended with {}: {words}", output.status);
