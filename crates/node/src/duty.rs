@@ -113,6 +113,8 @@ pub struct Node {
     /// Says farewell for a process that cannot; `None`: nobody does.
     guard: Option<Guard>,
     tally: Tally,
+    /// Held while a mount is on its way.
+    mounting: Mutex<()>,
     stopping: AtomicBool,
     /// Set when the heart should beat at once: the master was lost, or does not know us.
     alarm: Mutex<bool>,
@@ -239,6 +241,7 @@ impl Node {
             tier,
             lent,
             guard,
+            mounting: Mutex::new(()),
             stopping: AtomicBool::new(false),
             alarm: Mutex::new(false),
             alarmed: Condvar::new(),
@@ -359,6 +362,8 @@ impl Node {
         if let Some(server) = server {
             server.stop(STOP_GRACE);
         }
+        // A mount on its way is heard before the farewell, and none is sent after it.
+        drop(self.mounting.lock());
         let segments = self.segments.all();
         {
             // Under the lock, so that no heartbeat on its way gives leave to serve again.
@@ -464,6 +469,10 @@ impl Node {
     /// Words for the master that it has not heard.
     pub(crate) fn unheard(&self) -> &Mutex<Unheard> {
         &self.unheard
+    }
+
+    pub(crate) fn mounting(&self) -> &Mutex<()> {
+        &self.mounting
     }
 
     /// Mounts that are over and that the master has not heard of.

@@ -170,7 +170,13 @@ impl Node {
             fence_ms,
             draining,
         };
-        let mounted = self.master().mount(&mount, sent.deadline_in(CALL_TIME))??;
+        let mounted = {
+            let _mounting = self.mounting().lock();
+            if self.stopping() {
+                return Err(MountError::UnknownNode.into());
+            }
+            self.master().mount(&mount, sent.deadline_in(CALL_TIME))??
+        };
         let (known, untold) = self.known_to(&mounted, &segments);
         for segment in &segments {
             // Before the announcement: no plan of an older leader can come in behind it.

@@ -40,6 +40,9 @@ enum Fault {
     Succeed(LeaderEpoch, NodeId),
 }
 
+/// What a test does in the middle of an exchange.
+type Meanwhile = Box<dyn FnOnce() + Send>;
+
 pub(super) struct Leader {
     catalog: Mutex<Catalog>,
     events: Mutex<Vec<Event>>,
@@ -53,6 +56,8 @@ pub(super) struct Leader {
     refuses: Mutex<Option<MountError>>,
     /// Unmounts that were heard; `None`: none is.
     unmounts: Mutex<Option<Vec<(SegmentId, Incarnation)>>>,
+    /// Done when the next heartbeat or mount is on its way.
+    on_the_way: Mutex<Option<Meanwhile>>,
 }
 
 impl Leader {
@@ -66,6 +71,7 @@ impl Leader {
             withholds: AtomicBool::new(false),
             refuses: Mutex::default(),
             unmounts: Mutex::default(),
+            on_the_way: Mutex::default(),
         }
     }
 
@@ -112,6 +118,21 @@ impl Leader {
         self.unmounts.lock().clone().unwrap_or_default()
     }
 
+    /// Does something while the next heartbeat or mount is on its way.
+    pub(super) fn meanwhile(&self, what: impl FnOnce() + Send + 'static) {
+        *self.on_the_way.lock() = Some(Box::new(what));
+    }
+
+    fn on_the_way(&self) {
+        let what = self.on_the_way.lock().take();
+        what.into_iter().for_each(|what| what());
+    }
+
+    /// Whether the node is one of its nodes.
+    pub(super) fn knows(&self, node: NodeId) -> bool {
+        self.catalog.lock().knows(node)
+    }
+
     pub(super) fn events(&self) -> Vec<Event> {
         self.events.lock().clone()
     }
@@ -141,6 +162,7 @@ fn broken<T>() -> Result<T, CallError> {
 
 impl MasterApi for Leader {
     fn mount(&self, mount: &Mount, _: Deadline) -> Result<Result<Mounted, MountError>, CallError> {
+        self.on_the_way();
         let (now, node) = (boottime(), mount.info.node);
         let mut catalog = self.catalog.lock();
         catalog.meet(now, node, mount.seen);
@@ -178,6 +200,7 @@ impl MasterApi for Leader {
         beat: &Heartbeat,
         _: Deadline,
     ) -> Result<Result<Pulse, MountError>, CallError> {
+        self.on_the_way();
         self.events.lock().push(Event::Beat);
         if let Some(error) = *self.refuses.lock() {
             return Ok(Err(error));
@@ -201,6 +224,8 @@ impl MasterApi for Leader {
             Some(heard) => heard.extend(&gone.segments),
             None => return broken(),
         }
+        let segments: Vec<SegmentId> = gone.segments.iter().map(|(id, _)| *id).collect();
+        self.catalog.lock().unmount(boottime(), gone.node, &segments);
         Ok(Ok(()))
     }
 

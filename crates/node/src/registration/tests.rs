@@ -39,12 +39,18 @@ fn config(directory: &Path, heartbeat: Duration) -> NodeConfig {
     }
 }
 
-/// A node with memory and a disk, mounted at a first leader.
-fn node(directory: &Path, heartbeat: Duration) -> (Arc<Node>, Arc<Leader>) {
+/// A node with memory and a disk, and its first leader.
+fn unmounted(directory: &Path, heartbeat: Duration) -> (Arc<Node>, Arc<Leader>) {
     let leader = Arc::new(Leader::new(LeaderEpoch(1), Start::New));
     let config = config(directory, heartbeat);
     let node = Node::new(config, Arc::clone(&leader) as _, Vec::new()).unwrap();
     leader.watch(node.segments());
+    (node, leader)
+}
+
+/// The same, mounted.
+fn node(directory: &Path, heartbeat: Duration) -> (Arc<Node>, Arc<Leader>) {
+    let (node, leader) = unmounted(directory, heartbeat);
     node.mount(Serve::Memory).unwrap();
     let of_disk = |event: &Event| matches!(event, Event::Page { segment, .. } if segment.medium() == Medium::Ssd);
     assert!(!leader.events().iter().any(of_disk), "before threads are there that obey for it");
@@ -400,4 +406,36 @@ fn an_unmount_that_was_not_heard_is_told_again() {
     node.tell_unmounted().unwrap();
     node.unmount_segment(0).unwrap();
     assert_eq!(leader.unmounts().len(), 1, "once is enough");
+}
+
+/// Was: a heartbeat that came behind the farewell was answered `UnknownNode`, the node mounted again what it had left,
+/// nothing, and the master listed it for 20 s.
+#[test]
+fn a_node_that_has_left_does_not_mount_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let (node, leader) = node(folder.path(), NEVER);
+    leader.hear_unmounts();
+    let leaves = Arc::clone(&node);
+    leader.meanwhile(move || leaves.stop());
+    node.stay_known();
+    assert!(!leader.knows(node.id()));
+}
+
+/// The same for a first mount that is on its way when the node stops.
+#[test]
+fn a_farewell_comes_after_a_mount_on_its_way() {
+    let folder = tempfile::tempdir().unwrap();
+    let (node, leader) = unmounted(folder.path(), NEVER);
+    leader.hear_unmounts();
+    let (leaves, (give, take)) = (Arc::clone(&node), std::sync::mpsc::channel());
+    leader.meanwhile(move || {
+        let leaving = mooncrate_rt::spawn("leaves", move || leaves.stop()).unwrap();
+        give.send(leaving).unwrap();
+        // Long enough for a farewell that does not wait.
+        std::thread::sleep(Duration::from_millis(100));
+    });
+    // What is told after it is told to nobody.
+    let _left = node.mount(Serve::Memory);
+    take.recv().unwrap().join().unwrap();
+    assert!(!leader.knows(node.id()));
 }

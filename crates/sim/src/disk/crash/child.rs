@@ -1,10 +1,11 @@
 //! The child: works, tells, and kills itself at a point.
 
-use super::{config, open_disk, record_and_value};
+use super::{LIMIT, config, open_disk, record_and_value};
 use mooncrate_core::rng::Rng;
 use mooncrate_core::{LeaderEpoch, ObjectId};
 use mooncrate_ssd::disk::{Disk, Entry, File, Open, ReadAt, WriteAt};
 use mooncrate_ssd::{Backend, Kind, Load, LoadError, NewRecord, RecordId, open, points};
+use std::cell::Cell;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,6 +16,9 @@ use std::time::Duration;
 const OPS_MAX: u64 = 150;
 /// Threads that work.
 const THREADS: u64 = 2;
+/// How long a load waits for an eviction.
+const WAIT_STEPS: u32 = 500;
+const WAIT_STEP: Duration = Duration::from_millis(1);
 
 /// What a child is to do.
 #[derive(Clone, Debug)]
@@ -41,6 +45,15 @@ struct Work<'a> {
     backend: &'a dyn Backend,
     pipe: Mutex<io::Stdout>,
     next: AtomicU64,
+    /// Evictions take everything and wait for no reader.
+    orphans: bool,
+    /// How many have ended.
+    evictions: Arc<AtomicU64>,
+}
+
+thread_local! {
+    /// Whether this thread loads a value.
+    static LOADS: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Works until it is dead or done.
@@ -60,9 +73,10 @@ pub fn work(task: &Task) -> Result<(), String> {
         }
     }));
     let mut disk = open_disk(&task.disk, &task.directory).map_err(|error| error.to_string())?;
-    if point == "evict.orphan_marked" {
-        // It takes a reader who is still there when an eviction does not want to wait.
-        disk = Arc::new(Slow(disk));
+    let orphans = point == "evict.orphan_marked";
+    let evictions = Arc::new(AtomicU64::new(0));
+    if orphans {
+        disk = Arc::new(Slow { disk, evictions: Arc::clone(&evictions), awaited: Mutex::new(()) });
     }
     let config = config(Kind::ALL[task.kind], task.seed);
     let mut found = Vec::new();
@@ -73,6 +87,8 @@ pub fn work(task: &Task) -> Result<(), String> {
         backend: &*backend,
         pipe: Mutex::new(io::stdout()),
         next: AtomicU64::new(task.from),
+        orphans,
+        evictions,
     };
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
@@ -158,7 +174,9 @@ impl Work<'_> {
             sums: None,
             result: Err(LoadError::Missing),
         }];
+        LOADS.set(true);
         self.backend.load(&mut loads);
+        LOADS.set(false);
         let [Load { result, .. }] = loads;
         match result {
             Ok(()) if into == value => {}
@@ -180,63 +198,87 @@ impl Work<'_> {
     }
 
     fn evict(&self, bytes: u64, rng: &mut Rng) {
+        let bytes = if self.orphans { LIMIT } else { bytes };
         let Some(ticket) = self.backend.unlink(bytes) else { return };
         let numbers: Vec<u64> = ticket.records().iter().map(|id| id.object.sequence).collect();
         if rng.chance(200) {
             return;
         }
         self.tell("evicts", &numbers);
-        let wait = if rng.chance(600) { Duration::ZERO } else { Duration::from_secs(10) };
+        let at_once = self.orphans || rng.chance(600);
+        let wait = if at_once { Duration::ZERO } else { Duration::from_secs(10) };
         if ticket.finish(wait).is_ok() {
             self.tell("evicted", &numbers);
+        }
+        self.evictions.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// A disk on which one load at a time waits for the end of an eviction, so that the eviction meets a reader.
+#[derive(Debug)]
+struct Slow {
+    disk: Arc<dyn Disk>,
+    evictions: Arc<AtomicU64>,
+    /// Held by the load that waits.
+    awaited: Mutex<()>,
+}
+
+impl Slow {
+    fn wait(&self) {
+        let Ok(_awaited) = self.awaited.try_lock() else { return };
+        let before = self.evictions.load(Ordering::Relaxed);
+        // For a while only: the other thread may be done.
+        for _ in 0..WAIT_STEPS {
+            if self.evictions.load(Ordering::Relaxed) != before {
+                return;
+            }
+            std::thread::sleep(WAIT_STEP);
         }
     }
 }
 
-/// A disk whose reads take their time.
-#[derive(Debug)]
-struct Slow(Arc<dyn Disk>);
-
 impl Disk for Slow {
     fn name(&self) -> &'static str {
-        self.0.name()
+        self.disk.name()
     }
 
     fn open(&self, path: &Path, how: Open) -> io::Result<Arc<dyn File>> {
-        self.0.open(path, how)
+        self.disk.open(path, how)
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.0.rename(from, to)
+        self.disk.rename(from, to)
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
-        self.0.remove(path)
+        self.disk.remove(path)
     }
 
     fn make_dir(&self, path: &Path) -> io::Result<()> {
-        self.0.make_dir(path)
+        self.disk.make_dir(path)
     }
 
     fn list(&self, dir: &Path) -> io::Result<Vec<Entry>> {
-        self.0.list(dir)
+        self.disk.list(dir)
     }
 
     fn sync_dir(&self, dir: &Path) -> io::Result<()> {
-        self.0.sync_dir(dir)
+        self.disk.sync_dir(dir)
     }
 
     fn free_bytes(&self) -> io::Result<u64> {
-        self.0.free_bytes()
+        self.disk.free_bytes()
     }
 
     fn read(&self, reads: &mut [ReadAt<'_>]) {
-        std::thread::sleep(Duration::from_millis(10));
-        self.0.read(reads);
+        if LOADS.get() {
+            self.wait();
+        }
+        self.disk.read(reads);
     }
 
     fn write(&self, writes: &mut [WriteAt<'_>]) {
-        self.0.write(writes);
+        self.disk.write(writes);
     }
 }
 
