@@ -46,7 +46,8 @@ impl Master {
         // One key at least, or a caller whose turns come late would never get on.
         let mut looked = false;
         for _ in 0..SLICES_MAX {
-            let ListSlice { entries: found, next } = self.slice(tenant, prefix, cursor);
+            let ListSlice { entries: found, next } =
+                self.mind().catalog.list_slice(tenant, prefix, cursor, false);
             for (behind, one) in found {
                 if looked && deadline.passed(boottime()) {
                     return Listing { entries, next: Some(cursor) };
@@ -68,10 +69,6 @@ impl Master {
             }
         }
         Listing { entries, next: Some(cursor) }
-    }
-
-    fn slice(&self, tenant: TenantId, prefix: &[u8], cursor: u64) -> ListSlice {
-        self.mind().catalog.list_slice(tenant, prefix, cursor)
     }
 
     /// Removes what matches, one step; what waits for owners is in `waiting`.
@@ -103,7 +100,8 @@ impl Master {
             if walked >= SLICES_MAX || page.waiting.len() >= MATCHES_MAX || over {
                 break;
             }
-            let ListSlice { entries, mut next } = self.slice(tenant, prefix, cursor);
+            let ListSlice { entries, mut next } =
+                self.mind().catalog.list_slice(tenant, prefix, cursor, true);
             let mut found: Vec<(Key, ObjectId)> = Vec::new();
             for (behind, one) in entries {
                 if matches(one.key.as_bytes()) {

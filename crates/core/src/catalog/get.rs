@@ -235,13 +235,24 @@ impl Catalog {
     }
 
     /// A few finished objects of a tenant whose keys begin so, each with the cursor behind it: what a caller
-    /// looks at when it has given the lock back, because a pattern of its own may take long for one key.
-    pub fn list_slice(&self, tenant: TenantId, prefix: &[u8], cursor: u64) -> ListSlice {
+    /// looks at when it has given the lock back, because a pattern of its own may take long for one key. `removing`: also
+    /// those that are being removed.
+    pub fn list_slice(
+        &self,
+        tenant: TenantId,
+        prefix: &[u8],
+        cursor: u64,
+        removing: bool,
+    ) -> ListSlice {
         let mut entries = Vec::new();
         let mut key_bytes = 0;
         let next = self.walk(cursor, SLICE_WALK_MAX, |id, entry| {
-            let ours = entry.tenant == tenant && entry.stage == Stage::Ready;
-            if ours && entry.key.starts_with(prefix) {
+            let listed = match entry.stage {
+                Stage::Ready => true,
+                Stage::Removing(_) => removing,
+                Stage::Writing => false,
+            };
+            if listed && entry.tenant == tenant && entry.key.starts_with(prefix) {
                 key_bytes += entry.key.len();
                 entries.push((u64::from(id) + 1, self.listed(entry)));
             }

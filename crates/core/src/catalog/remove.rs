@@ -29,7 +29,7 @@ pub enum Removal {
 /// What one step of a remove by pattern did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RemovedPage {
-    /// Hidden now; see [`Catalog::removed`] for each.
+    /// Hidden now, by this or by another remove; see [`Catalog::removed`] for each.
     pub waiting: Vec<ObjectId>,
     /// Matched, but leased: they stay.
     pub leased: u64,
@@ -74,7 +74,7 @@ impl Catalog {
         let mut page = RemovedPage::default();
         let mut cursor = cursor;
         for _ in 0..SLICES_MAX {
-            let slice = self.list_slice(tenant, b"", cursor);
+            let slice = self.list_slice(tenant, b"", cursor, true);
             let found = slice.entries.into_iter().map(|(_, listed)| (listed.key, listed.object));
             let found: Vec<_> = found.filter(|(key, _)| matches(key.as_bytes())).collect();
             self.remove_found(now, tenant, &found, force, &mut page)?;
@@ -104,15 +104,18 @@ impl Catalog {
         self.strike_whole(tenant);
         for (key, object) in found {
             let id = self.objects.find(Name::new(tenant, key.as_bytes()));
-            let same = |id: &EntryId| {
-                let entry = self.objects.entry(*id);
-                entry.object == *object && entry.stage == Stage::Ready
-            };
+            let same = |id: &EntryId| self.objects.entry(*id).object == *object;
             let Some(id) = id.filter(same) else { continue };
-            match self.remove_entry(now, id, force) {
-                Ok(Removal::Waiting(object)) => page.waiting.push(object),
-                Ok(Removal::Done) => {}
-                Err(_) => page.leased += 1,
+            match self.objects.entry(id).stage {
+                // It may have been removed and put again since it was listed.
+                Stage::Writing => {}
+                // Somebody else removes it: until its owners have confirmed that it can be read.
+                Stage::Removing(_) => page.waiting.push(*object),
+                Stage::Ready => match self.remove_entry(now, id, force) {
+                    Ok(Removal::Waiting(object)) => page.waiting.push(object),
+                    Ok(Removal::Done) => {}
+                    Err(_) => page.leased += 1,
+                },
             }
         }
         Ok(())

@@ -616,6 +616,23 @@ fn keys_are_removed_by_pattern_in_bounded_steps() {
     ));
 }
 
+/// Was: nothing matched, so the caller was told that it is done while another caller's remove still waited for the owner,
+/// and the value could be read.
+#[test]
+fn a_remove_by_pattern_waits_for_what_others_remove() {
+    let mut rig = Rig::new(1, MIB);
+    rig.put(key(b"k"), 1, &PutConfig::default()).unwrap();
+    let Ok(Removal::Waiting(object)) = rig.catalog.remove(ms(2), key(b"k"), false) else {
+        panic!("its owner has confirmed nothing yet")
+    };
+    let remove = |rig: &mut Rig| {
+        rig.catalog.remove_matching(ms(2), TenantId::DEFAULT, |_| true, 0, false).unwrap().waiting
+    };
+    assert_eq!(remove(&mut rig), [object]);
+    rig.obey(ms(2));
+    assert!(rig.catalog.removed(object) && remove(&mut rig).is_empty());
+}
+
 /// Proves M11 for wishes: what an owner keeps beside its headers brings pins, groups, tenants and
 /// stripes back.
 #[test]

@@ -174,7 +174,20 @@ pub fn start(process: ProcessId, name: &str, work: impl FnOnce() + Send + 'stati
 
 /// Kills a process: SIGKILL.
 pub fn kill(process: ProcessId) {
-    with(|kernel| kernel.kill(process));
+    with(|kernel| kernel.kill(process, true));
+}
+
+/// Takes the power from a process's machine: it ends, and its peers hear nothing.
+pub fn vanish(process: ProcessId) {
+    with(|kernel| kernel.kill(process, false));
+}
+
+/// Ends some connection of a process, with what is on its way.
+pub fn reset(process: ProcessId) {
+    with(|kernel| {
+        kernel.net.reset_one(process);
+        kernel.tell_net();
+    });
 }
 
 /// Stops a process: SIGSTOP.
@@ -370,7 +383,7 @@ impl Kernel {
         }
     }
 
-    fn kill(&mut self, process: ProcessId) {
+    fn kill(&mut self, process: ProcessId, is_heard: bool) {
         let name = self.processes[process.0].name.clone();
         self.trace.say(self.now, || format!("{name} is killed"));
         for id in 0..self.fibers.len() {
@@ -393,7 +406,7 @@ impl Kernel {
         }
         let fibers = &self.fibers;
         self.ready.retain(|id| !fibers[*id].ended);
-        self.net.kill(process, self.now);
+        self.net.kill(process, self.now, is_heard);
         self.pump();
     }
 

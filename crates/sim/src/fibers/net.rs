@@ -29,6 +29,8 @@ pub(super) const SWEEP: Nanos = 20 * MS;
 const UNDER_WAY_MAX: usize = 256 << 10;
 /// What the kernel keeps for one socket: the same on every machine.
 const KERNEL_BYTES: usize = 128 << 10;
+/// How long a peer may leave what was sent unanswered before the connection ends: as `wire` asks of TCP.
+const SILENCE: Nanos = 2_000 * MS;
 /// Between two attempts to reach a process that is cut off.
 const REPEAT: Nanos = 50 * MS;
 /// Connections that may wait for a listener.
@@ -51,12 +53,16 @@ enum Chunk {
     End {
         at: Nanos,
     },
+    /// The peer is gone without a word, and TCP has noticed.
+    Reset {
+        at: Nanos,
+    },
 }
 
 impl Chunk {
     fn at(&self) -> Nanos {
         match self {
-            Self::Bytes { at, .. } | Self::End { at } => *at,
+            Self::Bytes { at, .. } | Self::End { at } | Self::Reset { at } => *at,
         }
     }
 }
@@ -211,8 +217,33 @@ impl Net {
         open.map(|(at, _)| EndId(at)).collect()
     }
 
-    /// The system ends what a killed process had open.
-    pub(super) fn kill(&mut self, process: ProcessId, now: Nanos) {
+    /// Ends some connection of a process.
+    pub(super) fn reset_one(&mut self, process: ProcessId) {
+        let open = self.open_ends(process);
+        if !open.is_empty() {
+            let end = open[self.rng.below(open.len() as u64) as usize];
+            self.reset(end);
+        }
+    }
+
+    /// Ends a connection on both sides, with what is on its way.
+    fn reset(&mut self, end: EndId) {
+        self.moved.push((5, end.0 as u64));
+        for end in [end, self.ends[end.0].other] {
+            let found = &mut self.ends[end.0];
+            if let Some(ours) = found.ours.take() {
+                let _ = shutdown(&ours, Shutdown::Both);
+                self.changed.push(end);
+            }
+            found.coming.clear();
+            found.coming_bytes = 0;
+            found.finished = true;
+        }
+    }
+
+    /// The system ends what a killed process had open. `is_heard`: its peers hear of it; otherwise their own systems
+    /// find out.
+    pub(super) fn kill(&mut self, process: ProcessId, now: Nanos, is_heard: bool) {
         self.listeners.retain(|_, listener| listener.process != process);
         for end in self.open_ends(process) {
             let found = &mut self.ends[end.0];
@@ -225,7 +256,12 @@ impl Net {
             if !found.finished {
                 found.finished = true;
                 let other = found.other;
-                self.send(other, now, |at| Chunk::End { at });
+                if is_heard {
+                    self.send(other, now, |at| Chunk::End { at });
+                } else {
+                    let noticed = now + SILENCE + self.rng.below(SILENCE);
+                    self.send(other, noticed, |at| Chunk::Reset { at });
+                }
             }
         }
     }
@@ -287,14 +323,24 @@ impl Net {
     pub(super) fn deliver(&mut self, to: EndId, now: Nanos) -> Option<Nanos> {
         let from = self.ends[to.0].other;
         let (a, b) = (self.ends[to.0].process, self.ends[from.0].process);
-        if self.cuts.contains(&(a.min(b), a.max(b))) && !self.ends[to.0].coming.is_empty() {
-            return Some(now + REPEAT);
+        let first = self.ends[to.0].coming.front().map(Chunk::at);
+        if let Some(at) = first
+            && self.cuts.contains(&(a.min(b), a.max(b)))
+        {
+            if at + SILENCE > now {
+                return Some(now + REPEAT);
+            }
+            self.reset(to);
         }
         let mut moved = 0;
         while self.has_arrived(to, now) {
             let end = &mut self.ends[to.0];
             let Some(ours) = &end.ours else { break };
             match end.coming.front_mut().expect("it has arrived") {
+                Chunk::Reset { .. } => {
+                    self.reset(to);
+                    break;
+                }
                 Chunk::End { .. } => {
                     let _ = shutdown(ours, Shutdown::Write);
                     moved += 1;

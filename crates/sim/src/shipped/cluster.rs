@@ -1,15 +1,17 @@
 //! The processes of a run, the faults that befall them, and the finale.
 
 use super::load::Lane;
+use super::operator::{Leaving, Operator};
 use super::{FAULTS, Plan, control, judge};
 use crate::clock::Clock;
 use crate::fibers::{self, HostIx, ProcessId};
 use crate::judge::Failure;
+use crate::swarm::pick;
 use crate::{MS, Nanos};
 use mooncrate_client::{Client, ClientConfig};
 use mooncrate_core::ids::name_hash;
 use mooncrate_core::rng::Rng;
-use mooncrate_core::{HostId, Incarnation, LeaderEpoch};
+use mooncrate_core::{HostId, Incarnation, LeaderEpoch, Slot};
 use mooncrate_lock::Mutex;
 use mooncrate_master::{Master, MasterConfig};
 use mooncrate_node::{Node, NodeConfig};
@@ -22,6 +24,8 @@ use std::time::Duration;
 
 /// Where the master listens.
 const MASTER: &str = "10.0.0.1:7070";
+/// Where the nodes are among the places: the master is the first one.
+const FIRST_NODE: usize = 1;
 /// Between two attempts of a node to register.
 const AGAIN: Duration = Duration::from_millis(50);
 /// The longest that a process stays stopped, cut off or dead, as a multiple of the serving lease.
@@ -45,14 +49,47 @@ enum Kind {
     Client(usize),
 }
 
-/// What can befall a process.
+/// What can befall a process, in the order of [`FAULTS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fault {
+enum Hurt {
     Kill,
     Stop,
+    Cut,
+    WallClock,
+    /// Its machine loses its power: nobody hears of it.
+    Vanish,
+    /// A node ends in order.
+    Leave,
+    /// A connection of it ends.
+    Reset,
+    /// A bit of a value in the memory of a node.
+    Flip,
+}
+
+const HURTS: [Hurt; FAULTS.len()] = [
+    Hurt::Kill,
+    Hurt::Stop,
+    Hurt::Cut,
+    Hurt::WallClock,
+    Hurt::Vanish,
+    Hurt::Leave,
+    Hurt::Reset,
+    Hurt::Flip,
+];
+
+/// What lasts until it is mended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    /// The process is dead.
+    Dead,
+    Stopped,
     /// Cut off from the process at this place.
     Cut(usize),
+    /// A node that has been told to end.
+    Leaving,
 }
+
+type Registered = Arc<Mutex<Option<Arc<Node>>>>;
 
 pub(super) struct Cluster {
     plan: Arc<Plan>,
@@ -60,6 +97,9 @@ pub(super) struct Cluster {
     places: Vec<Place>,
     /// The master that leads, for audits.
     master: Arc<Mutex<Option<Arc<Master>>>>,
+    /// The nodes, as they were registered last.
+    nodes: Vec<Registered>,
+    leaving: Arc<Mutex<Leaving>>,
     next_fault: Nanos,
     counts: [u64; FAULTS.len()],
     lanes_made: u64,
@@ -69,10 +109,12 @@ impl Cluster {
     pub(super) fn new(plan: Plan) -> Self {
         let rng = Rng::stream(plan.seed, "faults");
         let mut this = Self {
-            plan: Arc::new(plan),
             rng,
             places: Vec::new(),
             master: Arc::default(),
+            nodes: (0..plan.nodes).map(|_| Arc::default()).collect(),
+            leaving: Arc::default(),
+            plan: Arc::new(plan),
             next_fault: 0,
             counts: [0; FAULTS.len()],
             lanes_made: 0,
@@ -82,14 +124,16 @@ impl Cluster {
         let kinds: Vec<Kind> = std::iter::once(Kind::Master).chain(nodes).chain(clients).collect();
         for kind in kinds {
             let host = match kind {
-                // Places of nodes follow that of the master.
                 Kind::Client(at) if let Some(node) = this.plan.clients[at] => {
-                    this.places[1 + node].host
+                    this.places[FIRST_NODE + node].host
                 }
                 _ => fibers::host(Clock::draw(&mut this.rng)),
             };
             let process = this.make(kind, host, 1);
             this.places.push(Place { kind, host, process, start: 1, mends: None });
+        }
+        if this.plan.operator {
+            this.hire_operator();
         }
         this.next_fault = this.fault_pause();
         this
@@ -114,7 +158,13 @@ impl Cluster {
             let mends = self.places.iter().filter_map(|place| place.mends.map(|(at, _)| at)).min();
             let until = mends.unwrap_or(Nanos::MAX).min(self.next_fault).min(now + 1_000 * MS);
             let enough = || judge::has_failed() || judge::ops() >= self.plan.ops;
-            fibers::run(until, enough).map_err(|text| failed("panic", text))?;
+            let leaving = Arc::clone(&self.leaving);
+            let moves = || {
+                let leaving = leaving.lock();
+                leaving.asked.is_some() || leaving.stopped.is_some()
+            };
+            fibers::run(until, || enough() || moves()).map_err(|text| failed("panic", text))?;
+            self.follow_leaving();
             self.audit()?;
             if judge::has_failed() || judge::ops() >= self.plan.ops {
                 return Ok(());
@@ -186,7 +236,9 @@ impl Cluster {
             }
             Kind::Node(at) => {
                 let process = fibers::process(&format!("node-{at}"), host);
-                fibers::start(process, "main", move || own(&plan, at));
+                let place = Arc::clone(&self.nodes[at]);
+                *place.lock() = None;
+                fibers::start(process, "main", move || own(&plan, at, &place));
                 process
             }
             Kind::Client(at) => {
@@ -214,50 +266,116 @@ impl Cluster {
         }
     }
 
+    fn hire_operator(&mut self) {
+        let host = fibers::host(Clock::draw(&mut self.rng));
+        let process = fibers::process("hired", host);
+        let rng = Rng::stream(self.plan.seed, "operator");
+        let (plan, leaving) = (Arc::clone(&self.plan), Arc::clone(&self.leaving));
+        fibers::start(process, "hired", move || {
+            let client = client(&plan, "hired", None);
+            Operator { client, rng, plan, leaving }.work();
+        });
+    }
+
+    /// A node shall end in order, or has.
+    fn follow_leaving(&mut self) {
+        let (asked, stopped) = {
+            let mut leaving = self.leaving.lock();
+            (leaving.asked.take(), leaving.stopped.take())
+        };
+        if let Some(node) = asked {
+            self.leave(FIRST_NODE + node);
+        }
+        let Some(node) = stopped else { return };
+        let at = FIRST_NODE + node;
+        if self.places[at].mends.is_some_and(|(_, fault)| fault == Fault::Leaving) {
+            fibers::kill(self.places[at].process);
+            // Not back before the operator has looked.
+            let lease = self.plan.catalog.serve_lease.as_nanos() as u64;
+            self.places[at].mends = Some((self.mends_at() + lease, Fault::Dead));
+            self.leaving.lock().left = Some(node);
+        }
+    }
+
+    /// The node at a place ends in order.
+    fn leave(&mut self, at: usize) {
+        let Place { kind: Kind::Node(number), process, mends: None, .. } = self.places[at] else {
+            return;
+        };
+        let Some(node) = self.nodes[number].lock().take() else { return };
+        let leaving = Arc::clone(&self.leaving);
+        fibers::start(process, "leave", move || {
+            node.stop();
+            leaving.lock().stopped = Some(number);
+        });
+        self.places[at].mends = Some((Nanos::MAX, Fault::Leaving));
+    }
+
+    /// When a fault that begins now is mended.
+    fn mends_at(&mut self) -> Nanos {
+        let lease = self.plan.catalog.serve_lease.as_nanos() as u64;
+        let long = if self.rng.chance(500) { lease / 4 } else { FAULT_LEASES_MAX * lease };
+        fibers::true_time() + 1 + self.rng.below(long)
+    }
+
     fn hurt(&mut self) {
         let at = self.rng.below(self.places.len() as u64) as usize;
         let other = self.rng.below(self.places.len() as u64) as usize;
-        if self.places[at].mends.is_some() {
+        let Place { kind, process, host, mends, .. } = self.places[at];
+        let until = self.mends_at();
+        let hurt = *pick(&mut self.rng, &HURTS);
+        if mends.is_some() {
             return;
         }
-        let lease = self.plan.catalog.serve_lease.as_nanos() as u64;
-        let long = if self.rng.chance(500) { lease / 4 } else { FAULT_LEASES_MAX * lease };
-        let until = fibers::true_time() + 1 + self.rng.below(long);
-        let process = self.places[at].process;
-        let fault = match self.rng.below(4) {
-            3 => {
-                let forward = self.rng.chance(500);
-                fibers::note(6, at as u64, || format!("the wall clock of {at} steps"));
-                fibers::step_wall(self.places[at].host, forward);
-                self.counts[3] += 1;
-                return;
-            }
-            0 => {
-                fibers::kill(process);
+        let is_node = matches!(kind, Kind::Node(_));
+        let alone = self.places.iter().filter(|place| place.host == host).count() == 1;
+        let possible = match hurt {
+            Hurt::Cut => at != other,
+            Hurt::Vanish => alone,
+            Hurt::Leave => is_node,
+            Hurt::Flip => is_node && self.plan.flips,
+            _ => true,
+        };
+        if !possible {
+            return;
+        }
+        self.counts[hurt as usize] += 1;
+        fibers::note(6, at as u64, || format!("{kind:?}: {hurt:?} until {} ms", until / MS));
+        let lasts = match hurt {
+            Hurt::Kill | Hurt::Vanish => {
+                if hurt == Hurt::Kill {
+                    fibers::kill(process);
+                } else {
+                    fibers::vanish(process);
+                }
                 judge::killed(process);
-                if self.places[at].kind == Kind::Master {
+                if kind == Kind::Master {
                     *self.master.lock() = None;
                 }
-                Fault::Kill
+                Fault::Dead
             }
-            1 => {
+            Hurt::Stop => {
                 fibers::stop(process);
-                Fault::Stop
+                Fault::Stopped
             }
-            _ if other == at => return,
-            _ => {
+            Hurt::Cut => {
                 fibers::cut(process, self.places[other].process, true);
                 Fault::Cut(other)
             }
+            Hurt::WallClock => {
+                let forward = self.rng.chance(500);
+                return fibers::step_wall(host, forward);
+            }
+            Hurt::Leave => return self.leave(at),
+            Hurt::Reset => return fibers::reset(process),
+            Hurt::Flip => {
+                let Kind::Node(number) = kind else { return };
+                let (registered, rng) =
+                    (Arc::clone(&self.nodes[number]), Rng::new(self.rng.next()));
+                return fibers::start(process, "flip", move || flip(&registered, rng));
+            }
         };
-        let kind = self.places[at].kind;
-        self.counts[match fault {
-            Fault::Kill => 0,
-            Fault::Stop => 1,
-            Fault::Cut(_) => 2,
-        }] += 1;
-        fibers::note(6, at as u64, || format!("{kind:?}: {fault:?} until {} ms", until / MS));
-        self.places[at].mends = Some((until, fault));
+        self.places[at].mends = Some((until, lasts));
     }
 
     /// Ends the faults whose time is over by `now`.
@@ -270,9 +388,12 @@ impl Cluster {
             fibers::note(7, at as u64, || format!("{kind:?}: {fault:?} is over"));
             self.places[at].mends = None;
             match fault {
-                Fault::Stop => fibers::go_on(process),
+                Fault::Stopped => fibers::go_on(process),
                 Fault::Cut(other) => fibers::cut(process, self.places[other].process, false),
-                Fault::Kill => {
+                Fault::Dead | Fault::Leaving => {
+                    if fault == Fault::Leaving {
+                        fibers::kill(process);
+                    }
                     let process = self.make(kind, self.places[at].host, start + 1);
                     self.places[at].process = process;
                     self.places[at].start = start + 1;
@@ -307,6 +428,23 @@ fn lead(plan: &Plan, start: u64, place: &Mutex<Option<Arc<Master>>>) {
     control::serve(&master, MASTER);
 }
 
+/// Flips a bit of some value in the memory of a node, in a thread of the node.
+fn flip(registered: &Mutex<Option<Arc<Node>>>, mut rng: Rng) {
+    let node = registered.lock().clone();
+    let Some(segment) = node.and_then(|node| node.segments().all().into_iter().next()) else {
+        return;
+    };
+    let (slots, _) = segment.announce(Slot(0), usize::MAX);
+    let values: Vec<_> = slots.iter().filter_map(|told| told.life.as_ref()).collect();
+    let Some(memory) = segment.writable_fd().filter(|_| !values.is_empty()) else { return };
+    let extent = pick(&mut rng, &values).extent;
+    let (at, bit) = (extent.offset() + rng.below(extent.len()), rng.below(8));
+    let mut byte = [0];
+    let read = rustix::io::pread(memory, &mut byte, at);
+    let written = rustix::io::pwrite(memory, &[byte[0] ^ 1 << bit], at);
+    assert_eq!((read, written), (Ok(1), Ok(1)), "the byte lies in the segment");
+}
+
 fn master_link(role: Role, name: &str) -> MasterLink {
     let address: Address = MASTER.parse().expect("it is one");
     let hello = Hello::new(role, LinkKind::Control, name);
@@ -315,7 +453,7 @@ fn master_link(role: Role, name: &str) -> MasterLink {
 }
 
 /// A node process.
-fn own(plan: &Plan, at: usize) {
+fn own(plan: &Plan, at: usize, place: &Mutex<Option<Arc<Node>>>) {
     let name = format!("node-{at}");
     let tcp: Address = format!("10.0.1.{at}:9090").parse().expect("it is one");
     let unix = Address::Unix(format!("/run/{name}").into());
@@ -328,15 +466,17 @@ fn own(plan: &Plan, at: usize) {
         memory_overcommit: true,
         // As shipped: wall time numbers the starts.
         incarnation: Incarnation(rt::wall_time() / 1_000),
-        heartbeat: plan.heartbeat,
+        heartbeat: plan.catalog.serve_lease / 10,
         ..NodeConfig::default()
     };
     loop {
         let master = Arc::new(master_link(Role::Node, &name));
         let node = Node::new(config.clone(), master, listen().into()).expect("memory is there");
         match node.register(false) {
-            // Its threads keep it.
-            Ok(()) => return,
+            Ok(()) => {
+                *place.lock() = Some(node);
+                return;
+            }
             Err(error) => {
                 fibers::note(8, at as u64, || format!("node {at} is not registered: {error}"));
                 node.stop();

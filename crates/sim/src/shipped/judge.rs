@@ -52,8 +52,8 @@ pub(super) fn begin(plan: &Plan) {
     let settles = plan.catalog.put_timeout * 3 + plan.call_time;
     let config = OracleConfig {
         unknown_settles_after: Some(settles),
-        remove_settles_after: None,
-        no_loss: false,
+        remove_settles_after: Some(settles),
+        no_loss: plan.calm,
     };
     JUDGE.set(Some(Judge {
         oracle: Oracle::new(config),

@@ -4,20 +4,78 @@ use super::{Plan, judge};
 use crate::MS;
 use crate::fibers::{self, ProcessId};
 use mooncrate_check::{Got, payload};
-use mooncrate_client::{Client, Error, Stored};
+use mooncrate_client::{Client, Error, RangeInto, Stored};
 use mooncrate_core::plan::PutConfig;
 use mooncrate_core::rng::Rng;
 use mooncrate_core::{NodeId, SegmentId};
 use mooncrate_rt as rt;
 use mooncrate_transfer::TransferError;
 use mooncrate_wire::DataError;
+use mooncrate_wire::message::Pattern;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// Keys of a batch.
 const BATCH_MAX: u64 = 5;
-/// How long a client keeps a view at most.
-const VIEW_NANOS_MAX: u64 = 20 * MS;
+/// The longest pause of a client in the middle of a view or a session.
+const PAUSE_NANOS_MAX: u64 = 20 * MS;
+/// The longest lease that a client asks for.
+const LEASE_MS_MAX: u64 = 2_000;
+
+/// What a lane may do next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Deed {
+    Put,
+    Get,
+    Remove,
+    Exists,
+    Batch,
+    Upsert,
+    View,
+    Copy,
+    Ranges,
+    ReadSession,
+    WriteSession,
+    Lease,
+    RemoveMatching,
+    DropCopy,
+}
+
+impl Deed {
+    pub(super) const ALL: [Self; 14] = [
+        Self::Put,
+        Self::Get,
+        Self::Remove,
+        Self::Exists,
+        Self::Batch,
+        Self::Upsert,
+        Self::View,
+        Self::Copy,
+        Self::Ranges,
+        Self::ReadSession,
+        Self::WriteSession,
+        Self::Lease,
+        Self::RemoveMatching,
+        Self::DropCopy,
+    ];
+
+    /// How often it happens in a run, among all: one of these is drawn.
+    pub(super) fn shares(self) -> &'static [u64] {
+        match self {
+            Self::Put => &[20, 40, 60],
+            Self::Get => &[20, 50, 100],
+            Self::Remove => &[2, 15, 30],
+            Self::Exists => &[0, 10],
+            Self::Batch => &[0, 10, 20],
+            Self::Upsert => &[0, 0, 10, 60],
+            Self::View | Self::Ranges => &[0, 10, 30],
+            Self::ReadSession | Self::WriteSession => &[0, 0, 10, 40],
+            Self::Copy => &[0, 0, 5],
+            Self::Lease | Self::RemoveMatching => &[0, 0, 3],
+            Self::DropCopy => &[0, 0, 0, 3],
+        }
+    }
+}
 
 pub(super) struct Lane {
     pub(super) client: Arc<Client>,
@@ -30,27 +88,39 @@ impl Lane {
     /// Makes calls until the run has had enough.
     pub(super) fn work(mut self) {
         while judge::may_begin() {
-            let shares = self.plan.shares;
-            let mut draw = self.rng.below(shares.iter().sum());
-            let what = shares.iter().position(|share| {
-                let here = draw < *share;
-                draw = draw.saturating_sub(*share);
-                here
-            });
             let key = self.rng.below(self.plan.keys) as usize;
-            match what {
-                Some(0) => self.put(&[key], false),
-                Some(1) => self.get(key),
-                Some(2) => self.remove(key),
-                Some(3) => self.exists(key),
-                Some(4) => self.batch(),
-                Some(5) => self.put(&[key], true),
-                Some(6) => self.view(key),
-                _ => self.copy(key),
+            match self.plan.deed(&mut self.rng) {
+                Deed::Put => self.put(&[key], false),
+                Deed::Get => self.get(key),
+                Deed::Remove => self.remove(key),
+                Deed::Exists => self.exists(key),
+                Deed::Batch => self.batch(),
+                Deed::Upsert => self.put(&[key], true),
+                Deed::View => self.view(key),
+                Deed::Copy => self.copy(key),
+                Deed::Ranges => self.ranges(key),
+                Deed::ReadSession => self.read_session(key),
+                Deed::WriteSession => self.write_session(key),
+                Deed::Lease => self.lease(key),
+                Deed::RemoveMatching => self.remove_matching(key),
+                Deed::DropCopy => self.drop_copy(key),
             }
+            self.look_for_corruption();
             if self.plan.pause > 0 {
-                rt::sleep(Duration::from_nanos(self.rng.below(2 * self.plan.pause)));
+                self.rest(2 * self.plan.pause);
             }
+        }
+    }
+
+    fn rest(&mut self, nanos_max: u64) {
+        rt::sleep(Duration::from_nanos(self.rng.below(nanos_max)));
+    }
+
+    /// A read meets bytes that do not match their seal only where somebody changed them.
+    fn look_for_corruption(&self) {
+        let met = self.client.counts().corrupt;
+        if met > 0 && !self.plan.flips {
+            judge::fail("C1", format!("{met} reads met wrong bytes, and nobody changed any"));
         }
     }
 
@@ -65,14 +135,8 @@ impl Lane {
     fn put(&mut self, keys: &[usize], upsert: bool) {
         let mut calls = Vec::new();
         for at in keys {
-            let key = judge::key(*at);
-            let most = self.plan.value_bytes_max;
-            let len = if self.rng.chance(800) { most.min(600) } else { most };
-            let len = 1 + self.rng.below(len);
-            let (put, number) = judge::put_begins(self.process, *at, len, upsert);
-            let mut value = vec![0; len as usize];
-            payload::fill(&mut value, put, key.hash);
-            calls.push((number, key, value));
+            let (number, value) = self.value(*at, upsert);
+            calls.push((number, judge::key(*at), value));
         }
         let done = if let [(_, key, value)] = &calls[..] {
             let config = PutConfig { upsert, ..self.client.put_config().clone() };
@@ -89,12 +153,117 @@ impl Lane {
         }
     }
 
+    /// A value for a put that begins now: the number of the call, and its bytes.
+    fn value(&mut self, at: usize, upsert: bool) -> (u64, Vec<u8>) {
+        let most = self.plan.value_bytes_max;
+        let len = if self.rng.chance(800) { most.min(600) } else { most };
+        let len = 1 + self.rng.below(len);
+        let (put, number) = judge::put_begins(self.process, at, len, upsert);
+        let mut value = vec![0; len as usize];
+        payload::fill(&mut value, put, judge::key(at).hash);
+        (number, value)
+    }
+
+    /// Puts a value in parts, with pauses, and ends it, gives it up, or forgets it.
+    fn write_session(&mut self, at: usize) {
+        let (number, value) = self.value(at, false);
+        let key = judge::key(at);
+        let config = self.client.put_config().clone();
+        let opened = self.client.put_session(&key.bytes, value.len() as u64, &config);
+        say(at, &opened);
+        let done = opened.is_ok_and(|session| {
+            let cut = self.rng.below(value.len() as u64 + 1);
+            let (first, rest) = value.split_at(cut as usize);
+            let parts = [(0, first), (cut, rest)];
+            for (offset, part) in if self.rng.chance(500) { parts } else { [parts[1], parts[0]] } {
+                let written = self.client.session_write(&session, offset, part);
+                say(at, &written);
+                if written.is_err() {
+                    break;
+                }
+                self.rest(PAUSE_NANOS_MAX);
+            }
+            if self.rng.chance(100) {
+                self.client.session_revoke(&session);
+                return false;
+            }
+            let ended = !self.rng.chance(50) && {
+                let ended = self.client.session_end(&session);
+                say(at, &ended);
+                ended.is_ok()
+            };
+            ended
+        });
+        judge::put_ended(number, done);
+    }
+
     fn get(&mut self, at: usize) {
         let key = judge::key(at);
         let number = judge::get_begins(self.process, at);
         let got = self.client.get(&key.bytes);
         say(at, &got);
-        judge::get_ended(number, judged(got, &key));
+        judge::get_ended(number, judged(self.plan.flips, got, &key));
+    }
+
+    /// Reads a value in two parts, in one call. Its length is asked for before, and one more byte shows that it is so
+    /// long and no longer.
+    fn ranges(&mut self, at: usize) {
+        let key = judge::key(at);
+        let number = judge::get_begins(self.process, at);
+        let size = self.client.size(&key.bytes);
+        say(at, &size);
+        let Ok(Some(size)) = size else {
+            return judge::get_ended(number, if size.is_ok() { Got::Miss } else { Got::Failed });
+        };
+        let cut = self.rng.below(size + 1);
+        let (mut value, mut more) = (vec![0; size as usize], [0]);
+        let (first, rest) = value.split_at_mut(cut as usize);
+        let mut ranges = [
+            RangeInto { start: cut, into: rest },
+            RangeInto { start: size, into: &mut more },
+            RangeInto { start: 0, into: first },
+        ];
+        let got = self.client.get_ranges(&key.bytes, &mut ranges);
+        say(at, &got);
+        let got = match got {
+            Ok(None) => Ok(None),
+            Err(error) => Err(error),
+            Ok(Some(read)) => match read[..] {
+                [Ok(_), Err(_), Ok(_)] => Ok(Some(value)),
+                // Another value than the one whose length was asked for.
+                _ => return judge::get_ended(number, Got::Failed),
+            },
+        };
+        judge::get_ended(number, judged(self.plan.flips, got, &key));
+    }
+
+    /// Reads a value in two calls, with a pause between: all of it is of one object (G17).
+    fn read_session(&mut self, at: usize) {
+        let key = judge::key(at);
+        let number = judge::get_begins(self.process, at);
+        let lease = Duration::from_millis(1 + self.rng.below(LEASE_MS_MAX));
+        let opened = self.client.get_session(&key.bytes, lease);
+        say(at, &opened);
+        let Ok(Some(session)) = opened else {
+            return judge::get_ended(number, if opened.is_ok() { Got::Miss } else { Got::Failed });
+        };
+        let mut value = vec![0; session.value_len() as usize];
+        let cut = self.rng.below(value.len() as u64 + 1);
+        let (first, rest) = value.split_at_mut(cut as usize);
+        let mut read = Ok(());
+        for (start, into) in [(0, first), (cut, rest)] {
+            let part = self.client.session_ranges(&session, &mut [RangeInto { start, into }]);
+            say(at, &part);
+            read = match part.map(|mut one| one.pop().expect("one result per range")) {
+                Ok(Ok(_)) => read,
+                Ok(Err(error)) | Err(error) => Err(error),
+            };
+            if read.is_err() {
+                break;
+            }
+            self.rest(PAUSE_NANOS_MAX);
+        }
+        judge::get_ended(number, judged(self.plan.flips, read.map(|()| Some(value)), &key));
     }
 
     fn batch(&mut self) {
@@ -111,7 +280,7 @@ impl Lane {
         let asked: Vec<&[u8]> = keys.iter().map(|key| &key.bytes[..]).collect();
         let got = self.client.get_batch(&asked);
         for ((number, key), got) in numbers.into_iter().zip(&keys).zip(got) {
-            judge::get_ended(number, judged(got, key));
+            judge::get_ended(number, judged(self.plan.flips, got, key));
         }
     }
 
@@ -123,6 +292,28 @@ impl Lane {
         let done = self.client.remove(&key.bytes, force);
         say(at, &done);
         judge::remove_ended(number, done.is_ok());
+    }
+
+    /// Removes all keys that begin as this one does.
+    fn remove_matching(&mut self, at: usize) {
+        let prefix = judge::key(at).bytes;
+        let removals: Vec<u64> = (0..self.plan.keys as usize)
+            .filter(|other| judge::key(*other).bytes.starts_with(&prefix))
+            .map(|other| judge::remove_begins(self.process, other))
+            .collect();
+        let force = self.rng.chance(500);
+        let done = self.client.remove_matching(Pattern::Prefix(&prefix), force);
+        say(at, &done);
+        let all = done.is_ok_and(|removed| removed.deferred == 0 && removed.leased == 0);
+        for number in removals {
+            judge::remove_ended(number, all);
+        }
+    }
+
+    /// Asks that a value stays for a while.
+    fn lease(&mut self, at: usize) {
+        let time = Duration::from_millis(1 + self.rng.below(LEASE_MS_MAX));
+        say(at, &self.client.lease(&judge::key(at).bytes, time));
     }
 
     /// Looks at a value in place, for a while.
@@ -137,18 +328,29 @@ impl Lane {
         };
         let seen = Got::of(&view, key.hash);
         judge::get_ended(number, seen);
-        rt::sleep(Duration::from_nanos(self.rng.below(VIEW_NANOS_MAX)));
+        self.rest(PAUSE_NANOS_MAX);
         let again = Got::of(&view, key.hash);
         if again != seen {
             judge::fail("C1", format!("a view of k{at} showed {seen:?}, and then {again:?}"));
         }
     }
 
-    /// Asks for a copy somewhere.
-    fn copy(&mut self, at: usize) {
+    /// The first segment of some node.
+    fn segment(&mut self) -> SegmentId {
         let node = NodeId::named(&format!("node-{}", self.rng.below(self.plan.nodes as u64)));
-        let copied = self.client.copy(&judge::key(at).bytes, None, SegmentId::of(node, 0));
-        say(at, &copied);
+        SegmentId::of(node, 0)
+    }
+
+    /// Asks for a copy somewhere, perhaps instead of another one.
+    fn copy(&mut self, at: usize) {
+        let (from, to) = (self.segment(), self.segment());
+        let from = self.rng.chance(500).then_some(from);
+        say(at, &self.client.copy(&judge::key(at).bytes, from, to));
+    }
+
+    fn drop_copy(&mut self, at: usize) {
+        let segment = self.segment();
+        say(at, &self.client.drop_copy(&judge::key(at).bytes, segment));
     }
 
     fn exists(&mut self, at: usize) {
@@ -164,13 +366,15 @@ fn say<T>(key: usize, done: &Result<T, Error>) {
     }
 }
 
-/// The result of a get, for the oracle. No fault flips bytes here, so a corrupt value is a bug.
-fn judged(got: Result<Option<Vec<u8>>, Error>, key: &judge::Key) -> Got {
+/// The result of a get, for the oracle. Where no fault flips bits a corrupt value is a bug.
+fn judged(flips: bool, got: Result<Option<Vec<u8>>, Error>, key: &judge::Key) -> Got {
     match got {
         Ok(Some(value)) => Got::of(&value, key.hash),
         Ok(None) => Got::Miss,
         Err(error) => {
-            if let Error::Transfer(TransferError::Data(DataError::Corrupt)) = &error {
+            if let Error::Transfer(TransferError::Data(DataError::Corrupt)) = &error
+                && !flips
+            {
                 judge::fail(
                     "C1",
                     format!("a get was refused as corrupt, and no byte was: {error}"),

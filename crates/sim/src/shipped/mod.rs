@@ -4,7 +4,7 @@
 //!   plan ── drawn from the seed: how many of each, how small, which faults, how often
 //!     ▼
 //!   cluster ── processes of the world: Master, Nodes, Clients as they ship, over sockets of the world
-//!     │      faults: kill, stop, cut, wall clock
+//!     │      faults: kill, stop, cut, wall clock, vanish, leave, reset, flip
 //!     ▼
 //!   judge ── the oracle of `check` for every get; audits of the master; everything comes right at the end
 //! ```
@@ -15,6 +15,7 @@ mod cluster;
 mod control;
 mod judge;
 mod load;
+mod operator;
 mod plan;
 pub mod runner;
 pub mod worker;
@@ -50,7 +51,8 @@ pub struct Outcome {
 }
 
 /// What the faults are called.
-pub const FAULTS: [&str; 4] = ["kill", "stop", "cut", "wall clock"];
+pub const FAULTS: [&str; 8] =
+    ["kill", "stop", "cut", "wall clock", "vanish", "leave", "reset", "flip"];
 
 impl Outcome {
     /// Of a seed that did nothing.

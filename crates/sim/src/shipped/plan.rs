@@ -1,5 +1,6 @@
 //! What a seed draws before it runs.
 
+use super::load::Deed;
 use crate::swarm::{between, pick};
 use crate::{MS, Nanos};
 use mooncrate_core::catalog::Config;
@@ -37,15 +38,18 @@ pub struct Plan {
     pub call_time: Duration,
     /// Between two calls of a lane, on average.
     pub pause: Nanos,
-    /// Shares of puts, gets, removes, questions about existence, batches, upserts, views, and copies that somebody
-    /// asks for.
-    pub shares: [u64; 8],
+    /// How often each deed happens, among all.
+    pub(super) shares: Vec<(Deed, u64)>,
     /// Between two faults, on average; 0: none.
     pub fault_every: Nanos,
+    /// Whether bits in the memory of nodes flip.
+    pub flips: bool,
+    /// Whether somebody empties nodes, lets them leave, and gives them memory.
+    pub operator: bool,
+    /// Whether what is put stays: no faults, room enough, and nobody ends a copy. Then every miss is judged.
+    pub calm: bool,
     /// The master's settings.
     pub catalog: Config,
-    /// Between two heartbeats of a node.
-    pub heartbeat: Duration,
 }
 
 impl Plan {
@@ -57,11 +61,6 @@ impl Plan {
         let catalog = Config {
             high_permille: high,
             low_permille: high - between(rng, 20, 200) as u32,
-            registration: serve_lease * 4,
-            serve_lease,
-            put_timeout: serve_lease * 6,
-            silent_after: serve_lease * 2 / 5,
-            order_retry: serve_lease / 5,
             placement: *pick(rng, &[PlacementKind::Random, PlacementKind::LeastLoaded]),
             stripe_bytes: *pick(rng, &[8 << 10, 64 << 20]),
             seed,
@@ -72,7 +71,7 @@ impl Plan {
         let mut client = || rng.chance(near).then(|| rng.below(nodes as u64) as usize);
         let clients = std::iter::repeat_with(&mut client).take(4).collect::<Vec<_>>();
         let clients = clients[..between(rng, 1, 4) as usize].to_vec();
-        Self {
+        let mut this = Self {
             seed,
             ops: ops.unwrap_or_else(|| between(rng, OPS.0, OPS.1)),
             nodes,
@@ -85,19 +84,50 @@ impl Plan {
             replicas: *pick(rng, &[1, 1, 2]),
             call_time: Duration::from_millis(*pick(rng, &[100, 1_000, 5_000])),
             pause: *pick(rng, &[0, MS, 10 * MS]),
-            shares: [
-                between(rng, 20, 60),
-                between(rng, 20, 100),
-                between(rng, 2, 30),
-                between(rng, 0, 10),
-                between(rng, 0, 20),
-                *pick(rng, &[0, 0, 10, 60]),
-                between(rng, 0, 30),
-                *pick(rng, &[0, 0, 5]),
-            ],
+            shares: Deed::ALL.map(|deed| (deed, *pick(rng, deed.shares()))).into(),
             fault_every: *pick(rng, &[0, 100 * MS, 500 * MS, 3_000 * MS]),
-            heartbeat: serve_lease / 10,
+            flips: rng.chance(150),
+            operator: rng.chance(300),
+            calm: rng.chance(200),
             catalog,
+        };
+        this.set_lease(serve_lease);
+        if this.calm {
+            this.calm_down();
         }
+        this
+    }
+
+    /// A serving lease, and the times that follow from it.
+    fn set_lease(&mut self, serve_lease: Duration) {
+        self.catalog.serve_lease = serve_lease;
+        self.catalog.registration = serve_lease * 4;
+        self.catalog.put_timeout = serve_lease * 6;
+        self.catalog.silent_after = serve_lease * 2 / 5;
+        self.catalog.order_retry = serve_lease / 5;
+    }
+
+    /// Nothing that may take a value away: no faults, and room also for what was removed or replaced and waits for leases.
+    fn calm_down(&mut self) {
+        (self.fault_every, self.flips) = (0, false);
+        self.nodes = self.nodes.max(2);
+        (self.segment_bytes, self.slots) = (4 << 20, 4_096);
+        self.keys = self.keys.min(16);
+        self.value_bytes_max = self.value_bytes_max.min(600);
+        self.pause = self.pause.max(MS);
+        self.set_lease(Duration::from_millis(200));
+        (self.catalog.high_permille, self.catalog.low_permille) = (980, 960);
+        self.shares.retain(|(deed, _)| *deed != Deed::DropCopy);
+    }
+
+    /// What a lane does next.
+    pub(super) fn deed(&self, rng: &mut Rng) -> Deed {
+        let mut draw = rng.below(self.shares.iter().map(|(_, share)| share).sum());
+        let here = |(_, share): &&(Deed, u64)| {
+            let here = draw < *share;
+            draw = draw.saturating_sub(*share);
+            here
+        };
+        self.shares.iter().find(here).expect("shares add up").0
     }
 }

@@ -141,7 +141,7 @@ mod tests {
                 hash: u64::MAX,
                 ops: 3,
                 judged,
-                faults: [1, 2, 3, 4],
+                faults: [1, 2, 3, 4, 5, 6, 7, 8],
                 virtual_ns: 4,
                 failure,
                 ..Outcome::of(42)
