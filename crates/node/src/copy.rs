@@ -8,6 +8,7 @@
 //! whether they arrived.
 
 use crate::duty::Node;
+use mooncrate_core::canary::{self, Canary};
 use mooncrate_core::copy::{CopyDone, CopyOrder};
 use mooncrate_core::plan::{Locator, Medium};
 use mooncrate_core::time::Deadline;
@@ -185,6 +186,10 @@ impl Node {
         while !self.stopping() {
             match self.copier().next(|| self.stopping()) {
                 Some(Task::Copy(order)) => {
+                    if canary::on(Canary::CopyToldEarly) {
+                        self.copier().remember(CopyDone::of(&order.target, true), 0);
+                        self.tell_copies();
+                    }
                     let fetched = self.fetch(&order);
                     if let Err(error) = &fetched {
                         tracing::debug!(%error, target = ?order.target, "copy failed");

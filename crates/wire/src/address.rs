@@ -59,6 +59,10 @@ impl Address {
     /// one of this machine: elsewhere a packet filter or a proxy may refuse in the name of a peer that is alive.
     /// So may a forwarder on this machine: whoever asks knows that the peer runs here, too.
     pub fn nobody_listens(&self) -> bool {
+        if let Some(world) = rt::world() {
+            let asked = world.connect(&self.name_in_world());
+            return asked.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused);
+        }
         let refused = |target: &SockAddr| {
             let asked = Socket::new(target.domain(), Type::STREAM, None)
                 .and_then(|socket| socket.connect_timeout(target, REFUSAL_TIME));

@@ -125,7 +125,9 @@ impl Leader {
 
     fn on_the_way(&self) {
         let what = self.on_the_way.lock().take();
-        what.into_iter().for_each(|what| what());
+        if let Some(what) = what {
+            what();
+        }
     }
 
     /// Whether the node is one of its nodes.

@@ -40,6 +40,8 @@ const STEP_NANOS_MAX: u64 = 1_500;
 const LOOK_NANOS: u64 = 20;
 /// How long a fiber leaves others a lock that it wants: at first, and at most.
 const TAKEN_NANOS: (u64, u64) = (1_000, 100_000);
+/// How long an attempt to reach a machine without power takes.
+const NO_ANSWER: Duration = Duration::from_millis(200);
 /// Queues above this are not addresses of condition variables.
 const QUEUES: usize = 1 << 62;
 
@@ -546,12 +548,16 @@ impl World for Fibers {
     }
 
     fn connect(&self, address: &str) -> io::Result<OwnedFd> {
-        with(|kernel| {
+        let made = with(|kernel| {
             let process = kernel.process_of_current();
             let (socket, listener) = kernel.net.connect(process, address)?;
             kernel.wake(listener, false);
             Ok(socket)
-        })
+        });
+        if made.as_ref().is_err_and(|error: &io::Error| error.kind() == io::ErrorKind::TimedOut) {
+            self.sleep(NO_ANSWER);
+        }
+        made
     }
 
     fn accept(&self, address: &str, time: Duration) -> io::Result<Option<OwnedFd>> {

@@ -97,7 +97,11 @@ pub(super) struct Net {
     by_fd: BTreeMap<RawFd, EndId>,
     listeners: BTreeMap<String, Listener>,
     listeners_made: usize,
+    /// Addresses of machines without power: nobody refuses there.
+    silent: BTreeSet<String>,
     cuts: BTreeSet<(ProcessId, ProcessId)>,
+    /// Where bytes are taken over.
+    taken: Vec<u8>,
     /// Ends whose process may have written.
     dirty: Vec<EndId>,
     /// Ends at which something arrived, or got room.
@@ -116,7 +120,9 @@ impl Net {
             by_fd: BTreeMap::new(),
             listeners: BTreeMap::new(),
             listeners_made: 0,
+            silent: BTreeSet::new(),
             cuts: BTreeSet::new(),
+            taken: vec![0; 64 << 10],
             dirty: Vec::new(),
             changed: Vec::new(),
             due: Vec::new(),
@@ -140,6 +146,9 @@ impl Net {
         address: &str,
     ) -> io::Result<(OwnedFd, usize)> {
         let refused = || io::Error::from(io::ErrorKind::ConnectionRefused);
+        if self.silent.contains(address) {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
         let Some(listener) = self.listeners.get_mut(address) else { return Err(refused()) };
         if listener.backlog.len() >= BACKLOG_MAX {
             return Err(refused());
@@ -171,6 +180,7 @@ impl Net {
     /// The next connection at an address; its queue. From the first call on the process listens there.
     pub(super) fn accept(&mut self, process: ProcessId, address: &str) -> (usize, Option<OwnedFd>) {
         if !self.listeners.contains_key(address) {
+            self.silent.remove(address);
             let queue = LISTENERS | self.listeners_made;
             self.listeners_made += 1;
             let listener = Listener { process, queue, backlog: VecDeque::new() };
@@ -244,7 +254,13 @@ impl Net {
     /// The system ends what a killed process had open. `is_heard`: its peers hear of it; otherwise their own systems
     /// find out.
     pub(super) fn kill(&mut self, process: ProcessId, now: Nanos, is_heard: bool) {
-        self.listeners.retain(|_, listener| listener.process != process);
+        let ended = self.listeners.extract_if(.., |_, listener| listener.process == process);
+        let addresses = ended.map(|(address, _)| address);
+        if is_heard {
+            addresses.for_each(drop);
+        } else {
+            self.silent.extend(addresses);
+        }
         for end in self.open_ends(process) {
             let found = &mut self.ends[end.0];
             // Its descriptor leaks with its stack, so the end of the stream is ours to say.
@@ -292,11 +308,11 @@ impl Net {
             let mut moved = 0;
             while self.ends[to.0].coming_bytes < UNDER_WAY_MAX && !self.ends[from.0].finished {
                 let Some(ours) = &self.ends[from.0].ours else { break };
-                let (mut bytes, mut fds) = (vec![0; 64 << 10], Vec::new());
-                match recv_fds(ours, &mut bytes, &mut fds) {
+                let mut fds = Vec::new();
+                match recv_fds(ours, &mut self.taken, &mut fds) {
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                     Ok(count @ 1..) => {
-                        bytes.truncate(count);
+                        let bytes = self.taken[..count].to_vec();
                         moved += count;
                         self.send(to, now, |at| Chunk::Bytes { at, bytes, gone: 0, fds });
                     }

@@ -187,12 +187,12 @@ impl Lane {
                 self.client.session_revoke(&session);
                 return false;
             }
-            let ended = !self.rng.chance(50) && {
-                let ended = self.client.session_end(&session);
-                say(at, &ended);
-                ended.is_ok()
-            };
-            ended
+            if self.rng.chance(50) {
+                return false;
+            }
+            let ended = self.client.session_end(&session);
+            say(at, &ended);
+            ended.is_ok()
         });
         judge::put_ended(number, done);
     }
@@ -256,7 +256,11 @@ impl Lane {
             say(at, &part);
             read = match part.map(|mut one| one.pop().expect("one result per range")) {
                 Ok(Ok(_)) => read,
-                Ok(Err(error)) | Err(error) => Err(error),
+                Ok(Err(error)) => {
+                    let text = format!("k{at}: a session reads {cut} of its own value: {error}");
+                    return judge::fail("G17", text);
+                }
+                Err(error) => Err(error),
             };
             if read.is_err() {
                 break;
