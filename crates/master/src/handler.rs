@@ -21,6 +21,7 @@ use mooncrate_wire::message::{
     PutEnd, PutEndItem, PutItem, PutReplan, PutRevokeItem, PutStart, Remove, RemoveMatching,
     Removed, SetQuota, Unmount,
 };
+use mooncrate_wire::task;
 use mooncrate_wire::{
     Answer, CallError, Caller, Handler, Kind, MasterApi, Peer, Refusal, RefusalCode, Reply,
     Request, Role,
@@ -89,14 +90,13 @@ impl Handler for MasterHandler {
 /// Answers in a thread that may block.
 fn blocking(scope: Scope, request: Request<'static>, deadline: Deadline) -> Answer {
     Answer::Later(Box::pin(async move {
-        let asked = tokio::task::spawn_blocking(move || api::answer(&scope, request, deadline));
+        let asked = task::blocking(move || api::answer(&scope, request, deadline));
         asked.await.unwrap_or_else(failed)
     }))
 }
 
 /// What a caller hears when the thread that worked for it has failed.
-#[expect(clippy::needless_pass_by_value, reason = "it is what `map_err` hands over")]
-fn failed(error: tokio::task::JoinError) -> Reply {
+fn failed(error: task::Panicked) -> Reply {
     tracing::error!(%error, "a request in a thread of its own failed");
     Reply::Refuse(Refusal::new(RefusalCode::Internal, "the master failed to answer"))
 }
@@ -274,12 +274,12 @@ impl Scope {
     ) -> Result<T, Reply> {
         let left = before(deadline).left(boottime());
         let turn = self.master.expressions.take(self.tenant);
-        let Ok(turn) = tokio::time::timeout(left, turn).await else {
+        let Some(turn) = task::timeout(left, turn).await else {
             let words = "other patterns were at work until the deadline";
             return Err(Reply::Refuse(Refusal::new(RefusalCode::Deadline, words)));
         };
         let scope = self.clone();
-        let worked = tokio::task::spawn_blocking(move || {
+        let worked = task::blocking(move || {
             // Given back when the work is done, whether or not somebody still waits for it.
             let _turn = turn;
             work(&scope)

@@ -14,11 +14,11 @@ use mooncrate_core::Medium;
 use mooncrate_core::error::MountError;
 use mooncrate_lock::Mutex;
 use mooncrate_wire::message::Announce;
+use mooncrate_wire::task::blocking;
 use mooncrate_wire::{Answer, Reply};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use tokio::sync::oneshot;
-use tokio::task::spawn_blocking;
 
 /// Pages of memory that are taken in before one of a disk that waits.
 const MEMORY_ROW: u32 = 8;
@@ -99,7 +99,7 @@ impl Master {
         let (taken, waiting) = oneshot::channel();
         if self.intake.add(Page { told, taken }) {
             let master = Arc::clone(self);
-            spawn_blocking(move || master.take_pages());
+            drop(blocking(move || master.take_pages()));
         }
         let master = Arc::clone(self);
         Answer::Later(Box::pin(async move {
@@ -109,7 +109,7 @@ impl Master {
             if taken.is_err() || !last {
                 return Reply::Announce(taken);
             }
-            let opening = spawn_blocking(move || master.open_segment(segment, incarnation));
+            let opening = blocking(move || master.open_segment(segment, incarnation));
             Reply::Announce(opening.await.unwrap_or(given_up))
         }))
     }

@@ -4,6 +4,7 @@
 use mooncrate_core::Now;
 use mooncrate_core::time::Deadline;
 use mooncrate_lock::{Condvar, Mutex};
+use mooncrate_wire::task::timeout;
 use std::time::Duration;
 use tokio::sync::Notify;
 
@@ -54,7 +55,7 @@ impl News {
         // Enlisted before the version is compared, so nothing falls between the two.
         let news = self.notify.notified();
         if self.version() == seen {
-            let _timeout = tokio::time::timeout(time, news).await;
+            let _timeout = timeout(time, news).await;
         }
     }
 }

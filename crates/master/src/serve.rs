@@ -4,6 +4,7 @@ use crate::seat::{Seat, SeatHandler};
 use crate::service::Master;
 use mooncrate_rt as rt;
 use mooncrate_wire::address::Bound;
+use mooncrate_wire::task::{Runtime, TaskSet};
 use mooncrate_wire::{ServerConfig, serve_control};
 use std::io;
 use std::sync::Arc;
@@ -77,7 +78,7 @@ pub fn serve_seat(
             .push(every("master-keep", KEEP, seat, &still, |_, master| master.keep_or_say())?);
     }
     for worker in 0..workers.max(1) {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let runtime = Runtime::new()?;
         let sockets: Vec<Bound> =
             sockets.iter().map(Bound::try_clone).collect::<io::Result<_>>()?;
         if sockets.is_empty() {
@@ -87,12 +88,12 @@ pub fn serve_seat(
         let (config, down) = (Arc::new(config.clone()), down.clone());
         let handle = rt::spawn(&format!("master-{worker}"), move || {
             runtime.block_on(async {
-                let mut doors = tokio::task::JoinSet::new();
+                let mut doors = TaskSet::default();
                 for socket in sockets {
                     let (handler, config) = (Arc::clone(&handler), Arc::clone(&config));
                     doors.spawn(serve_control(socket, handler, config, down.clone()));
                 }
-                while let Some(ended) = doors.join_next().await {
+                while let Some((_, ended)) = doors.next().await {
                     if let Ok(Err(error)) = ended {
                         tracing::error!(%error, "a listener of the master ended");
                     }

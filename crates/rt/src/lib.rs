@@ -27,6 +27,7 @@ use std::cell::Cell;
 use std::io;
 use std::num::NonZero;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::task::Waker;
 use std::time::Duration;
 
 /// Which clock is read.
@@ -118,6 +119,31 @@ pub trait World: Sync {
     fn wait_for_socket(&self, socket: BorrowedFd<'_>, way: Way, time: Duration) {
         let _ = (socket, way);
         self.sleep(time);
+    }
+
+    /// Wakes `waker` when a call on this socket need not wait, or sooner.
+    fn watch_socket(&self, socket: BorrowedFd<'_>, way: Way, waker: &Waker) {
+        let _ = (socket, way);
+        waker.wake_by_ref();
+    }
+
+    /// Takes a connection that somebody made to `address`, where the caller listens from the first call on. If there is
+    /// none, `waker` is woken when there may be one.
+    fn poll_accept(&self, address: &str, waker: &Waker) -> io::Result<Option<OwnedFd>> {
+        let _ = waker;
+        Err(no_network(address))
+    }
+
+    /// Wakes `waker` after `time`, or sooner; the number of this timer.
+    fn wake_after(&self, time: Duration, waker: &Waker) -> u64 {
+        let _ = time;
+        waker.wake_by_ref();
+        0
+    }
+
+    /// Nobody waits for this timer any more.
+    fn forget_timer(&self, timer: u64) {
+        let _ = timer;
     }
 
     /// The caller is about to end the connection of this socket.

@@ -9,7 +9,7 @@ use mooncrate_sim::world::Watch;
 fn seeds_are_clean_and_repeat() {
     let (mut hits, mut faults) = (0, 0);
     for seed in 0..12 {
-        let run = |words| run_seed(seed, Some(400), Watch { words, ..Watch::default() });
+        let run = |words| run_seed(seed, Some(800), Watch { words, ..Watch::default() });
         let (outcome, again) = (run(true), run(false));
         if let Some(failure) = &outcome.failure {
             panic!("seed {seed}: {failure}\n{}", outcome.lines.join("\n"));

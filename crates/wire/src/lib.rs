@@ -47,6 +47,7 @@ pub mod message;
 pub mod pool;
 mod reports;
 pub mod server;
+pub mod task;
 mod tcp;
 pub mod tls;
 

@@ -432,7 +432,7 @@ fn a_farewell_comes_after_a_mount_on_its_way() {
         let leaving = mooncrate_rt::spawn("leaves", move || leaves.stop()).unwrap();
         give.send(leaving).unwrap();
         // Long enough for a farewell that does not wait.
-        std::thread::sleep(Duration::from_millis(100));
+        mooncrate_rt::sleep(Duration::from_millis(100));
     });
     // What is told after it is told to nobody.
     let _left = node.mount(Serve::Memory);

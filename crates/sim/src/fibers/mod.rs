@@ -15,6 +15,7 @@
 //! what the seed does not fix.
 
 mod net;
+mod world;
 
 use crate::Nanos;
 use crate::clock::Clock;
@@ -22,15 +23,16 @@ use crate::swarm::pick;
 use crate::trace::Trace;
 use generator::{Generator, Gn};
 use mooncrate_core::rng::Rng;
-use mooncrate_rt::{self as rt, Task, Way, Work, World};
+use mooncrate_rt::{self as rt, Way, Work};
 use net::{EndId, Net};
 use std::cell::RefCell;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
-use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::task::Waker;
 use std::time::Duration;
+use world::FIBERS;
 
 /// Words of a fiber's stack: 1 MiB, of which the system gives what is touched.
 const STACK_WORDS: usize = 1 << 17;
@@ -83,6 +85,8 @@ struct Process {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Timer {
     Wake(FiberId, u64),
+    /// Of async code.
+    Waker(u64),
     Deliver(EndId),
     /// Looks at all connections: some are closed without a word.
     Sweep,
@@ -101,6 +105,9 @@ struct Kernel {
     timers: BinaryHeap<Reverse<(Nanos, u64, Timer)>>,
     timers_set: u64,
     queues: BTreeMap<usize, Vec<FiberId>>,
+    /// Async code that waits at queues, and for timers.
+    watchers: BTreeMap<usize, Vec<Waker>>,
+    wakers: BTreeMap<u64, Waker>,
     net: Net,
     /// Places without a wait at which another fiber runs, in parts per thousand.
     switch: u32,
@@ -109,6 +116,8 @@ struct Kernel {
 
 thread_local! {
     static KERNEL: RefCell<Option<Kernel>> = const { RefCell::new(None) };
+    /// Queues that wakers of async code woke while the kernel was at work.
+    static WOKEN: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
 }
 
 fn with<T>(work: impl FnOnce(&mut Kernel) -> T) -> T {
@@ -132,6 +141,8 @@ pub fn begin(seed: u64, trace: Trace) {
         timers: BinaryHeap::new(),
         timers_set: 0,
         queues: BTreeMap::new(),
+        watchers: BTreeMap::new(),
+        wakers: BTreeMap::new(),
         net,
         switch,
         panicked: None,
@@ -312,6 +323,10 @@ impl Kernel {
                 self.wake_fiber(id);
             }
             Timer::Wake(..) => {}
+            Timer::Waker(number) => {
+                let waker = self.wakers.remove(&number);
+                self.call(waker);
+            }
             Timer::Deliver(end) => self.deliver(end),
             Timer::Sweep => {
                 self.net.touch_all();
@@ -375,7 +390,18 @@ impl Kernel {
         self.make_ready(id);
     }
 
+    /// Calls wakers of async code. What they wake is a queue.
+    fn call(&mut self, wakers: impl IntoIterator<Item = Waker>) {
+        wakers.into_iter().for_each(Waker::wake);
+        for queue in WOKEN.take() {
+            self.wake(queue, true);
+        }
+    }
+
     fn wake(&mut self, queue: usize, all: bool) {
+        if let Some(watchers) = self.watchers.remove(&queue) {
+            self.call(watchers);
+        }
         while let Some(waiting) = self.queues.get(&queue) {
             let id = *pick(&mut self.rng, waiting);
             self.wake_fiber(id);
@@ -456,175 +482,26 @@ impl Kernel {
     }
 }
 
-/// Ends the turn of the current fiber.
-#[expect(deprecated, reason = "a scope cannot be reached from where shipped code waits")]
-fn give_way() {
-    generator::yield_with(());
-}
-
-struct Fibers;
-
-static FIBERS: Fibers = Fibers;
-
-impl Fibers {
-    /// Another fiber may run here.
-    fn may_switch() {
-        // A switch in the middle of a panic would leave the thread panicking for others.
-        if std::thread::panicking() {
-            return;
-        }
-        let switches = with(|kernel| {
-            let switches = kernel.rng.chance(kernel.switch);
-            if switches {
-                let id = kernel.current.expect("a fiber calls");
-                kernel.make_ready(id);
-            }
-            switches
-        });
-        if switches {
-            give_way();
-        }
-    }
-}
-
-impl World for Fibers {
-    fn now(&self, clock: rt::Clock) -> u64 {
-        with(|kernel| {
-            kernel.now += LOOK_NANOS;
-            let (process, now) = (kernel.process_of_current(), kernel.now);
-            let of_host = &kernel.hosts[kernel.processes[process.0].host.0];
-            match clock {
-                rt::Clock::Boot => of_host.leases(now).0,
-                rt::Clock::Wall => of_host.wall_time(now),
-            }
-        })
-    }
-
-    fn sleep(&self, time: Duration) {
-        with(|kernel| kernel.begin_wait(None, Some(nanos(time))));
-        give_way();
-    }
-
-    fn step(&self) {
-        Self::may_switch();
-    }
-
-    fn taken(&self) {
-        with(|kernel| {
-            let id = kernel.current.expect("a fiber calls");
-            let fiber = &mut kernel.fibers[id];
-            let pause = fiber.patience;
-            fiber.patience = (pause * 2).min(TAKEN_NANOS.1);
-            kernel.begin_wait(None, Some(pause));
-        });
-        give_way();
-    }
-
-    fn wait(&self, queue: usize, time: Option<Duration>) -> bool {
-        let id = with(|kernel| {
-            let id = kernel.current.expect("a fiber calls");
-            kernel.fibers[id].patience = TAKEN_NANOS.0;
-            kernel.begin_wait(Some(queue), time.map(nanos));
-            id
-        });
-        give_way();
-        with(|kernel| kernel.fibers[id].over)
-    }
-
-    fn wake(&self, queue: usize, all: bool) {
-        with(|kernel| kernel.wake(queue, all));
-    }
-
-    fn spawn(&self, name: &str, work: Work) -> io::Result<Task> {
-        let id = with(|kernel| {
-            let process = kernel.process_of_current();
-            kernel.start(process, name, work)
-        });
-        Ok(Task(id as u64))
-    }
-
-    fn has_ended(&self, task: Task) -> bool {
-        with(|kernel| kernel.fibers[task.0 as usize].ended)
-    }
-
-    fn connect(&self, address: &str) -> io::Result<OwnedFd> {
-        let made = with(|kernel| {
-            let process = kernel.process_of_current();
-            let (socket, listener) = kernel.net.connect(process, address)?;
-            kernel.wake(listener, false);
-            Ok(socket)
-        });
-        if made.as_ref().is_err_and(|error: &io::Error| error.kind() == io::ErrorKind::TimedOut) {
-            self.sleep(NO_ANSWER);
-        }
-        made
-    }
-
-    fn accept(&self, address: &str, time: Duration) -> io::Result<Option<OwnedFd>> {
-        let take = |kernel: &mut Kernel| {
-            let process = kernel.process_of_current();
-            let (listener, came) = kernel.net.accept(process, address);
-            if came.is_none() {
-                kernel.begin_wait(Some(listener), Some(nanos(time)));
-            }
-            came
-        };
-        if let Some(came) = with(take) {
-            return Ok(Some(came));
-        }
-        give_way();
-        Ok(with(|kernel| {
-            let process = kernel.process_of_current();
-            kernel.net.accept(process, address).1
-        }))
-    }
-
-    fn wait_for_socket(&self, socket: BorrowedFd<'_>, way: Way, time: Duration) {
-        let waits = with(|kernel| {
-            kernel.pump();
-            let Some(end) = kernel.net.end_of(socket) else { return false };
-            kernel.net.touch(end);
-            if way == Way::Read {
-                kernel.deliver_more(end);
-            }
-            if net::is_ready(socket, way) {
-                return false;
-            }
-            kernel.begin_wait(Some(QUEUES | end.0), Some(nanos(time)));
-            true
-        });
-        if waits {
-            give_way();
-        } else {
-            Self::may_switch();
-        }
-    }
-
-    fn closing(&self, socket: BorrowedFd<'_>) {
-        with(|kernel| {
-            let process = kernel.process_of_current();
-            for end in kernel.net.closing(process, socket) {
-                kernel.wake(QUEUES | end.0, true);
-            }
-        });
-    }
-
-    fn random(&self, into: &mut [u8]) -> io::Result<()> {
-        with(|kernel| {
-            for part in into.chunks_mut(8) {
-                let drawn = kernel.rng.next().to_le_bytes();
-                part.copy_from_slice(&drawn[..part.len()]);
-            }
-        });
-        Ok(())
-    }
-
-    fn cores(&self) -> usize {
-        1
-    }
-}
-
 impl Kernel {
+    /// The end of this socket, if a call on it would wait now.
+    fn waits_for(&mut self, socket: BorrowedFd<'_>, way: Way) -> Option<EndId> {
+        self.pump();
+        let end = self.net.end_of(socket)?;
+        self.net.touch(end);
+        if way == Way::Read {
+            self.deliver_more(end);
+        }
+        (!net::is_ready(socket, way)).then_some(end)
+    }
+
+    /// Async code waits at a queue.
+    fn watch(&mut self, queue: usize, waker: &Waker) {
+        let watchers = self.watchers.entry(queue).or_default();
+        if !watchers.iter().any(|other| other.will_wake(waker)) {
+            watchers.push(waker.clone());
+        }
+    }
+
     /// What has arrived and did not fit before.
     fn deliver_more(&mut self, end: EndId) {
         if self.net.has_arrived(end, self.now) {

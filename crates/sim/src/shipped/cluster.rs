@@ -2,28 +2,34 @@
 
 use super::load::Lane;
 use super::operator::{Leaving, Operator};
-use super::{FAULTS, Plan, control, judge};
+use super::{FAULTS, Plan, judge};
 use crate::clock::Clock;
 use crate::fibers::{self, HostIx, ProcessId};
 use crate::judge::Failure;
 use crate::swarm::pick;
 use crate::{MS, Nanos};
 use mooncrate_client::{Client, ClientConfig};
+use mooncrate_core::door::Limits;
 use mooncrate_core::ids::name_hash;
 use mooncrate_core::rng::Rng;
 use mooncrate_core::{HostId, Incarnation, LeaderEpoch, Slot};
 use mooncrate_lock::Mutex;
-use mooncrate_master::{Master, MasterConfig};
+use mooncrate_master::{Master, MasterConfig, serve};
 use mooncrate_node::{Node, NodeConfig};
 use mooncrate_rt as rt;
 use mooncrate_transfer::{EngineConfig, Segments};
 use mooncrate_wire::address::Bound;
-use mooncrate_wire::{Address, Hello, LinkKind, LinkPool, MasterLink, PoolConfig, Role};
+use mooncrate_wire::door::Keeper;
+use mooncrate_wire::{
+    Address, Hello, LinkKind, LinkPool, MasterLink, PoolConfig, Role, ServerConfig,
+};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// Where the master listens.
 const MASTER: &str = "10.0.0.1:7070";
+/// Connections that the master takes at once.
+const PLACES: usize = 1_000;
 /// Where the nodes are among the places: the master is the first one.
 const FIRST_NODE: usize = 1;
 /// Between two attempts of a node to register.
@@ -414,18 +420,16 @@ fn lead(plan: &Plan, start: u64, place: &Mutex<Option<Arc<Master>>>) {
         had_leader: start > 1,
         ..MasterConfig::default()
     };
-    let tick = config.tick;
     let master = Master::new(config, LeaderEpoch(start)).expect("it keeps nothing");
     *place.lock() = Some(Arc::clone(&master));
-    let leader = Arc::clone(&master);
-    let ticker = rt::spawn("tick", move || {
-        loop {
-            leader.tick();
-            rt::sleep(tick);
-        }
-    });
-    ticker.expect("a world starts threads");
-    control::serve(&master, MASTER);
+    let limits = Limits::proving(PLACES);
+    let keeper = Keeper::new("the control port", limits, |_| ());
+    let server = ServerConfig { name: "master".to_owned(), keeper, ..ServerConfig::default() };
+    let at = MASTER.parse().expect("it is one");
+    let listens = Bound::listen(&at).expect("a world listens anywhere");
+    let serving = serve(&master, &[listens], &server, plan.workers);
+    // It serves until the process ends.
+    std::mem::forget(serving.expect("a world starts threads"));
 }
 
 /// Flips a bit of some value in the memory of a node, in a thread of the node.

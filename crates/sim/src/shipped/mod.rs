@@ -9,10 +9,9 @@
 //!   judge ── the oracle of `check` for every get; audits of the master; everything comes right at the end
 //! ```
 //!
-//! Deliberately absent, so far: disks, GPUs, shared memory, elections, the async control server.
+//! Deliberately absent, so far: disks, GPUs, shared memory, elections.
 
 mod cluster;
-mod control;
 mod judge;
 mod load;
 mod operator;

@@ -48,6 +48,8 @@ pub struct Plan {
     pub operator: bool,
     /// Whether what is put stays: no faults, room enough, and nobody ends a copy. Then every miss is judged.
     pub calm: bool,
+    /// Threads of the master that answer.
+    pub workers: usize,
     /// The master's settings.
     pub catalog: Config,
 }
@@ -89,6 +91,7 @@ impl Plan {
             flips: rng.chance(150),
             operator: rng.chance(300),
             calm: rng.chance(200),
+            workers: between(rng, 1, 2) as usize,
             catalog,
         };
         this.set_lease(serve_lease);

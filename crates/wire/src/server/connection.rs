@@ -15,14 +15,14 @@ use crate::frame::{Frame, RequestId, Stamp, VERSION_HELLO, encode_frame};
 use crate::inbox::Inbox;
 use crate::kind::{Kind, LinkKind};
 use crate::message::{Challenge, Claim, Hello, HelloAck, Proof, Reply, Request, agree};
+use crate::task::{Panicked, TaskId, TaskSet, sleep, timeout};
+use mooncrate_core::time::Now;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::watch;
-use tokio::task::{Id, JoinError, JoinSet};
-use tokio::time::{Instant, timeout, timeout_at};
 
 /// Replies are written at the latest when this many bytes wait.
 const OUTBOX_BYTES: usize = 256 << 10;
@@ -54,7 +54,7 @@ impl From<io::Error> for End {
 
 /// A request that is answered later.
 struct Pending {
-    task: Id,
+    task: TaskId,
     request: RequestId,
     body_bytes: usize,
 }
@@ -72,10 +72,10 @@ struct Connection<S, H> {
     inbox: Inbox,
     outbox: Vec<u8>,
     /// Answers that wait, and whose they are. A connection holds at most `in_flight_max` of them.
-    later: JoinSet<Reply>,
+    later: TaskSet<Reply>,
     pending: Vec<Pending>,
     /// Until when the frame whose first bytes are here must be complete.
-    frame_until: Option<Instant>,
+    frame_until: Option<Now>,
     /// New requests are refused.
     closing: bool,
 }
@@ -87,7 +87,7 @@ pub(super) struct Came {
     /// Its place at the door.
     pub(super) place: Place,
     /// When its hello must be over.
-    pub(super) until: Instant,
+    pub(super) until: Now,
 }
 
 /// Serves one connection to its end.
@@ -118,23 +118,23 @@ pub(super) async fn serve<S, H>(
         version: VERSION_HELLO,
         inbox: Inbox::default(),
         outbox: Vec::new(),
-        later: JoinSet::new(),
+        later: TaskSet::default(),
         pending: Vec::new(),
         frame_until: None,
         closing: false,
     };
     let greeted = tokio::select! {
         biased;
-        greeted = timeout_at(came.until, this.greet(&came.place)) => greeted,
+        greeted = timeout(came.until.since(boottime()), this.greet(&came.place)) => greeted,
         () = down(&mut shutdown) => return,
     };
     match greeted {
-        Ok(Ok(())) => {}
-        Ok(Err(End::Protocol)) => {
+        Some(Ok(())) => {}
+        Some(Err(End::Protocol)) => {
             let _ = timeout(LAST_WORDS_TIME, this.stream.shutdown()).await;
             return linger(&mut this.stream).await;
         }
-        Ok(Err(_)) | Err(_) => return,
+        Some(Err(_)) | None => return,
     }
     this.handler.came(&this.peer);
     let _present = Present { handler: this.handler.clone(), peer: this.peer.clone() };
@@ -206,7 +206,7 @@ where
             }
             Err(refusal) => {
                 if refusal.code == RefusalCode::Denied {
-                    tokio::time::sleep(auth::DENIED_PAUSE).await;
+                    sleep(auth::DENIED_PAUSE).await;
                 }
                 self.refuse(request, refusal.code, refusal.message);
                 self.flush().await?;
@@ -283,13 +283,13 @@ where
             self.flush().await?;
             let has_room = self.has_room();
             let rested = self.config.idle_time.filter(|_| self.later.is_empty());
-            let until = self.frame_until.or_else(|| rested.map(|idle| Instant::now() + idle));
+            let until = self.frame_until.or_else(|| rested.map(|idle| boottime().plus(idle)));
             // What may happen next. Each branch can be dropped half-way without losing anything.
             tokio::select! {
                 biased;
                 () = &mut down => return self.drain().await,
-                Some(done) = self.later.join_next_with_id(), if !self.later.is_empty() => {
-                    self.finish(done);
+                Some((task, done)) = self.later.next(), if !self.later.is_empty() => {
+                    self.finish(task, done);
                 }
                 came = self.stream.read(self.inbox.space()), if has_room => match came? {
                     0 => return Err(End::Closed),
@@ -309,7 +309,7 @@ where
 
     /// Handles every complete frame that is here, while there is room for its answer.
     async fn handle_frames(&mut self) -> Result<(), End> {
-        let mut turn = Instant::now();
+        let mut turn = boottime();
         while self.has_room() {
             match self.inbox.next_frame() {
                 Ok(Some(frame)) => {
@@ -321,7 +321,7 @@ where
                         self.frame_until = None;
                     } else if self.frame_until.is_none() {
                         let limit = self.config.frame_time;
-                        self.frame_until = Some(Instant::now() + limit);
+                        self.frame_until = Some(boottime().plus(limit));
                     }
                     return Ok(());
                 }
@@ -333,9 +333,9 @@ where
             if self.outbox.len() > OUTBOX_BYTES {
                 self.flush().await?;
             }
-            if turn.elapsed() >= TURN_TIME {
+            if boottime().since(turn) >= TURN_TIME {
                 tokio::task::yield_now().await;
-                turn = Instant::now();
+                turn = boottime();
             }
         }
         // Not reading is our own doing: the sender of a half frame is not to blame for the time.
@@ -389,13 +389,13 @@ where
                     ms => self.config.later_time.min(Duration::from_millis(ms.into())),
                 };
                 let task = self.later.spawn(async move {
-                    timeout(limit, waiting).await.unwrap_or_else(|_| {
+                    timeout(limit, waiting).await.unwrap_or_else(|| {
                         let words = format!("the deadline passed while {kind} waited");
                         refused(RefusalCode::Deadline, words)
                     })
                 });
                 let body_bytes = frame.body.len();
-                self.pending.push(Pending { task: task.id(), request, body_bytes });
+                self.pending.push(Pending { task, request, body_bytes });
             }
         }
         Ok(())
@@ -422,13 +422,10 @@ where
     }
 
     /// A waiting request has its reply.
-    fn finish(&mut self, done: Result<(Id, Reply), JoinError>) {
-        let (task, reply) = match done {
-            Ok(done) => done,
-            Err(error) => {
-                (error.id(), refused(RefusalCode::Internal, "the server failed at this request"))
-            }
-        };
+    fn finish(&mut self, task: TaskId, done: Result<Reply, Panicked>) {
+        let reply = done.unwrap_or_else(|Panicked| {
+            refused(RefusalCode::Internal, "the server failed at this request")
+        });
         let at = self.pending.iter().position(|one| one.task == task);
         let at = at.expect("every task is booked when it is started");
         let request = self.pending.swap_remove(at).request;
@@ -438,12 +435,14 @@ where
     /// Ends in order: what is being handled is finished, everything new is refused.
     async fn drain(&mut self) -> Result<(), End> {
         self.closing = true;
-        let until = Instant::now() + self.config.drain_time;
-        while let Ok(Some(done)) = timeout_at(until, self.later.join_next_with_id()).await {
-            self.finish(done);
+        let until = boottime().plus(self.config.drain_time);
+        while let Some(Some((task, done))) =
+            timeout(until.since(boottime()), self.later.next()).await
+        {
+            self.finish(task, done);
         }
         // Long polls that nobody answered in time.
-        self.later = JoinSet::new();
+        self.later = TaskSet::default();
         for one in std::mem::take(&mut self.pending) {
             self.refuse(one.request, RefusalCode::ShuttingDown, SHUTTING_DOWN);
         }
@@ -473,7 +472,7 @@ where
             stream.flush().await
         })
         .await;
-        written.map_err(|_| End::TooSlow)??;
+        written.ok_or(End::TooSlow)??;
         self.outbox.clear();
         if self.outbox.capacity() > 4 * OUTBOX_BYTES {
             self.outbox = Vec::new();
@@ -530,19 +529,19 @@ pub(super) async fn last_words<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S
 async fn linger<S: AsyncRead + Unpin>(stream: &mut S) {
     let mut sink = [0; 4096];
     let mut left = LAST_WORDS_BYTES;
-    let until = Instant::now() + LAST_WORDS_TIME;
+    let until = boottime().plus(LAST_WORDS_TIME);
     while left > 0 {
-        match timeout_at(until, stream.read(&mut sink)).await {
-            Ok(Ok(count)) if count > 0 => left = left.saturating_sub(count),
+        match timeout(until.since(boottime()), stream.read(&mut sink)).await {
+            Some(Ok(count)) if count > 0 => left = left.saturating_sub(count),
             _ => return,
         }
     }
 }
 
 /// Ends when the time has come; never, if there is none.
-async fn reached(until: Option<Instant>) {
+async fn reached(until: Option<Now>) {
     match until {
-        Some(until) => tokio::time::sleep_until(until).await,
+        Some(until) => sleep(until.since(boottime())).await,
         None => std::future::pending().await,
     }
 }

@@ -9,17 +9,20 @@
 
 mod connection;
 
-use crate::address::Bound;
+use crate::address::{Address, Bound};
 use crate::auth::{Credential, Gate};
+use crate::clock::boottime;
 use crate::door::{self, Keeper, Place};
 use crate::error::{Refusal, RefusalCode};
 use crate::frame::MAGIC;
 use crate::message::{Reply, Request, Role};
+use crate::task::{TaskSet, WorldStream, sleep, timeout};
 use crate::tcp;
 use crate::tls::{self, TlsServer};
 use mooncrate_core::door::{Limits, Origin};
 use mooncrate_core::ids::{HostId, LeaderEpoch, TenantId};
 use mooncrate_core::time::{Deadline, Now};
+use mooncrate_rt::{self as rt, World};
 use socket2::SockRef;
 use std::future::Future;
 use std::io;
@@ -28,8 +31,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::watch;
-use tokio::task::JoinSet;
-use tokio::time::{Instant, timeout_at};
 
 /// Limits and times of a server.
 #[derive(Clone, Debug)]
@@ -146,12 +147,12 @@ pub async fn serve_control<H: Handler>(
     mut shutdown: watch::Receiver<bool>,
 ) -> io::Result<()> {
     let listener = Listener::new(bound)?;
-    let mut connections = JoinSet::new();
+    let mut connections = TaskSet::default();
     loop {
         tokio::select! {
             biased;
             () = down(&mut shutdown) => break,
-            Some(_) = connections.join_next(), if !connections.is_empty() => {}
+            Some(_) = connections.next(), if !connections.is_empty() => {}
             accepted = listener.accept() => match accepted {
                 Ok((stream, origin)) => {
                     // Whoever finds no place is hung up on: nobody waits for it in a queue.
@@ -170,14 +171,14 @@ pub async fn serve_control<H: Handler>(
                 // full, so trying again at once would spin.
                 Err(error) => {
                     config.keeper.failed(&error);
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    sleep(ACCEPT_PAUSE).await;
                 }
             },
         }
     }
     drop(listener);
     // Each connection ends by itself within the drain time.
-    while connections.join_next().await.is_some() {}
+    while connections.next().await.is_some() {}
     Ok(())
 }
 
@@ -187,11 +188,13 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 enum Listener {
     Tcp(TcpListener),
     Unix(UnixListener),
+    World(&'static dyn World, Address),
 }
 
 enum Stream {
     Tcp(tokio::net::TcpStream),
     Unix(tokio::net::UnixStream),
+    World(WorldStream),
 }
 
 impl Listener {
@@ -199,7 +202,9 @@ impl Listener {
         Ok(match bound {
             Bound::Tcp(listener) => Self::Tcp(TcpListener::from_std(listener)?),
             Bound::Unix(listener) => Self::Unix(UnixListener::from_std(listener)?),
-            Bound::World(_) => return Err(io::ErrorKind::Unsupported.into()),
+            Bound::World(address) => {
+                Self::World(rt::world().ok_or(io::ErrorKind::Unsupported)?, address)
+            }
         })
     }
 
@@ -215,6 +220,10 @@ impl Listener {
                 let user = door::user_of(&stream);
                 Ok((Stream::Unix(stream), user))
             }
+            Self::World(world, address) => {
+                let stream = WorldStream::accept(*world, &address.name_in_world()).await?;
+                Ok((Stream::World(stream), Origin::User(0)))
+            }
         }
     }
 }
@@ -227,7 +236,7 @@ impl Stream {
         place: Place,
         shutdown: watch::Receiver<bool>,
     ) {
-        let until = Instant::now() + config.handshake_time;
+        let until = boottime().plus(config.handshake_time);
         let came = |names| connection::Came { names, place, until };
         match self {
             Self::Tcp(stream) => match config.gate.tls().map(TlsServer::acceptor) {
@@ -244,6 +253,9 @@ impl Stream {
             Self::Unix(stream) => {
                 connection::serve(stream, came(Vec::new()), handler, config, shutdown).await;
             }
+            Self::World(stream) => {
+                connection::serve(stream, came(Vec::new()), handler, config, shutdown).await;
+            }
         }
     }
 }
@@ -253,16 +265,16 @@ impl Stream {
 async fn encrypted(
     mut stream: tokio::net::TcpStream,
     acceptor: tokio_rustls::TlsAcceptor,
-    until: Instant,
+    until: Now,
 ) -> Option<(tokio_rustls::server::TlsStream<tokio::net::TcpStream>, Vec<Credential>)> {
     let mut first = [0; 1];
-    timeout_at(until, stream.peek(&mut first)).await.ok()?.ok()?;
+    timeout(until.since(boottime()), stream.peek(&mut first)).await?.ok()?;
     if first[0] == MAGIC[0] {
         // A plain frame is answered as plainly, and with nothing else.
         connection::refuse_plain(&mut stream).await;
         return None;
     }
-    match timeout_at(until, acceptor.accept(stream).into_fallible()).await.ok()? {
+    match timeout(until.since(boottime()), acceptor.accept(stream).into_fallible()).await? {
         Ok(stream) => {
             let names = tls::credentials(stream.get_ref().1.peer_certificates());
             Some((stream, names))
