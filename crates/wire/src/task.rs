@@ -34,17 +34,36 @@ impl Runtime {
         Ok(Self(Some(tokio::runtime::Builder::new_current_thread().enable_all().build()?)))
     }
 
+    /// For other threads, while this one runs.
+    pub fn handle(&self) -> Handle {
+        Handle(self.0.as_ref().map(|runtime| runtime.handle().clone()))
+    }
+
     /// Runs a future to its end.
     pub fn block_on<F: Future>(&self, future: F) -> F::Output {
-        match (&self.0, rt::world()) {
-            (Some(runtime), _) => runtime.block_on(future),
-            (None, Some(world)) => run_in(world, future),
-            (None, None) => panic!("a runtime of a world runs in that world"),
+        match &self.0 {
+            Some(runtime) => runtime.block_on(future),
+            None => run_in_world(future),
         }
     }
 }
 
-fn run_in<F: Future>(world: &'static dyn World, future: F) -> F::Output {
+/// A runtime that another thread runs.
+#[derive(Clone, Debug)]
+pub struct Handle(Option<tokio::runtime::Handle>);
+
+impl Handle {
+    /// Runs a future to its end in this thread.
+    pub fn block_on<F: Future>(&self, future: F) -> F::Output {
+        match &self.0 {
+            Some(runtime) => runtime.block_on(future),
+            None => run_in_world(future),
+        }
+    }
+}
+
+fn run_in_world<F: Future>(future: F) -> F::Output {
+    let world = rt::world().expect("what was made in a world runs there");
     let parked = Arc::new(Parked { world, woken: AtomicBool::new(true) });
     let waker = Waker::from(Arc::clone(&parked));
     let mut future = pin!(future);

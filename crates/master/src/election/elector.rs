@@ -16,10 +16,10 @@ use crate::service::Master;
 use crate::term::Term;
 use mooncrate_core::Now;
 use mooncrate_wire::clock::boottime;
-use std::sync::{Arc, mpsc};
+use mooncrate_wire::task::{Handle, sleep};
+use std::sync::Arc;
 use std::time::Duration;
-use tokio::runtime::Handle;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
 /// Between two sessions, so that a broken etcd is not asked in a circle.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -44,7 +44,7 @@ pub(super) struct Elector {
     seat: Arc<Seat>,
     down: watch::Receiver<bool>,
     /// Whoever waits for the start, until it was told.
-    tell: Option<mpsc::Sender<Result<(), ElectionError>>>,
+    tell: Option<oneshot::Sender<Result<(), ElectionError>>>,
     /// Tells this process from others of the same name.
     who: String,
     lease: Option<Lease>,
@@ -60,7 +60,7 @@ impl Elector {
         etcd: Arc<Etcd>,
         seat: Arc<Seat>,
         down: watch::Receiver<bool>,
-        tell: mpsc::Sender<Result<(), ElectionError>>,
+        tell: oneshot::Sender<Result<(), ElectionError>>,
     ) -> Self {
         let who = format!("{:x}-{:x}", std::process::id(), boottime().0);
         let (tell, said) = (Some(tell), false);
@@ -100,7 +100,7 @@ impl Elector {
         tokio::select! {
             biased;
             _ = self.down.wait_for(|down| *down) => true,
-            () = tokio::time::sleep(pause) => false,
+            () = sleep(pause) => false,
         }
     }
 
@@ -117,14 +117,14 @@ impl Elector {
             let news = tokio::select! {
                 biased;
                 _ = self.down.wait_for(|down| *down) => return Ok(()),
-                () = tokio::time::sleep(due) => None,
-                news = watch.message() => Some(news),
+                () = sleep(due) => None,
+                news = watch.change() => Some(news),
             };
             match news {
                 None => self.hold().await?,
-                Some(Ok(Some(_))) => {}
+                Some(Ok(true)) => {}
                 // It says nothing about the lease: the next session asks.
-                Some(Ok(None) | Err(_)) => return Err(EtcdError::WatchCut),
+                Some(Ok(false) | Err(_)) => return Err(EtcdError::WatchCut),
             }
             self.look(runtime).await?;
         }

@@ -4,18 +4,15 @@
 //! next one is used from then on: a member of etcd that is stopped or cut off costs one attempt.
 
 use super::ElectionConfig;
+use super::calls::{Answer, Asked, Compare, Entry, Member, Members, Op, Trouble, Txn, Watch};
 use crate::kept::Kept;
-use etcd_client::{
-    Client, Compare, CompareOp, ConnectOptions, Error, GetResponse, KeyValue, PutOptions, Txn,
-    TxnOp, TxnOpResponse, WatchStream,
-};
 use mooncrate_core::LeaderEpoch;
+use mooncrate_core::canary::{self, Canary};
+use mooncrate_wire::task::{Handle, timeout};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::runtime::Handle;
 use tokio::sync::Mutex;
-use tokio::time::timeout;
 
 /// Shortest and longest wait for one answer of etcd.
 const ATTEMPT_MIN: Duration = Duration::from_millis(200);
@@ -29,7 +26,7 @@ pub(super) enum EtcdError {
     #[error("etcd at {endpoint} did not answer in {waited:?} while {doing}")]
     Silent { endpoint: String, doing: &'static str, waited: Duration },
     #[error("etcd at {endpoint}, while {doing}: {source}")]
-    Failed { endpoint: String, doing: &'static str, source: Error },
+    Failed { endpoint: String, doing: &'static str, source: Trouble },
     #[error("etcd ended the watch on the leader")]
     WatchCut,
     #[error("the lease in etcd is over")]
@@ -70,6 +67,7 @@ pub(super) struct Etcd {
     state: String,
     masters: String,
     attempt: Duration,
+    members: Arc<dyn Members>,
     link: Mutex<Link>,
 }
 
@@ -77,7 +75,7 @@ pub(super) struct Etcd {
 struct Link {
     /// Which endpoint is in use.
     at: usize,
-    client: Option<Client>,
+    member: Option<Arc<dyn Member>>,
 }
 
 impl std::fmt::Debug for Link {
@@ -87,7 +85,7 @@ impl std::fmt::Debug for Link {
 }
 
 impl Etcd {
-    pub(super) fn new(config: &ElectionConfig) -> Self {
+    pub(super) fn new(config: &ElectionConfig, members: Arc<dyn Members>) -> Self {
         let key = |name: &str| format!("{}/{name}", config.prefix);
         Self {
             endpoints: config.endpoints.clone(),
@@ -97,6 +95,7 @@ impl Etcd {
             masters: key(&format!("masters/{}", config.name)),
             // Two attempts fit between a keep-alive that is due and the end of the term.
             attempt: (config.ttl * 3 / 10).clamp(ATTEMPT_MIN, ATTEMPT_MAX),
+            members,
             link: Mutex::default(),
         }
     }
@@ -105,153 +104,139 @@ impl Etcd {
     async fn ask<T>(
         &self,
         doing: &'static str,
-        call: impl AsyncFnOnce(&mut Client) -> Result<T, Error>,
+        call: impl for<'a> FnOnce(&'a dyn Member) -> Asked<'a, T> + Send,
     ) -> Result<T, EtcdError> {
-        let (at, client) = {
+        let (at, member) = {
             let link = self.link.lock().await;
-            (link.at, link.client.clone())
+            (link.at, link.member.clone())
         };
         let endpoint = self.endpoints[at].clone();
         let asked = timeout(self.attempt, async {
-            let mut client = match client {
-                Some(client) => client,
-                None => Client::connect([&endpoint], Some(self.options())).await?,
+            let member = match member {
+                Some(member) => member,
+                None => self.members.connect(&endpoint, self.attempt).await?,
             };
-            let answer = call(&mut client).await?;
-            Ok::<_, Error>((client, answer))
+            let answer = call(&*member).await?;
+            Ok::<_, Trouble>((member, answer))
         });
         let failure = match asked.await {
-            Ok(Ok((client, answer))) => {
+            Some(Ok((member, answer))) => {
                 let mut link = self.link.lock().await;
                 if link.at == at {
-                    link.client = Some(client);
+                    link.member = Some(member);
                 }
                 return Ok(answer);
             }
-            Ok(Err(source)) => EtcdError::Failed { endpoint, doing, source },
-            Err(_) => EtcdError::Silent { endpoint, doing, waited: self.attempt },
+            Some(Err(source)) => EtcdError::Failed { endpoint, doing, source },
+            None => EtcdError::Silent { endpoint, doing, waited: self.attempt },
         };
         let mut link = self.link.lock().await;
         if link.at == at {
-            *link = Link { at: (at + 1) % self.endpoints.len(), client: None };
+            *link = Link { at: (at + 1) % self.endpoints.len(), member: None };
         }
         Err(failure)
-    }
-
-    fn options(&self) -> ConnectOptions {
-        // A member that has lost its peers must say so, instead of answering from memory.
-        ConnectOptions::new().with_connect_timeout(self.attempt).with_require_leader(true)
     }
 
     /// A lease: its id, and how long etcd really keeps it.
     pub(super) async fn grant(&self, ttl: Duration) -> Result<(i64, Duration), EtcdError> {
         let seconds = i64::try_from(ttl.as_millis().div_ceil(1000).max(1)).unwrap_or(i64::MAX);
-        let granted =
-            self.ask("asking for a lease", async |c| c.lease_grant(seconds, None).await).await?;
-        let ttl = Duration::from_secs(u64::try_from(granted.ttl()).unwrap_or(0));
-        Ok((granted.id(), ttl))
+        self.ask("asking for a lease", |member| member.grant(seconds)).await
     }
 
     /// Keeps a lease alive.
     pub(super) async fn renew(&self, lease: i64) -> Result<(), EtcdError> {
-        let renewed = self.ask("keeping the lease", async |client| {
-            match client.lease_keep_alive(lease).await {
-                Ok(_) => Ok(true),
-                Err(Error::LeaseKeepAliveError(why)) if why.contains("not found") => Ok(false),
-                Err(error) => Err(error),
-            }
-        });
-        if renewed.await? { Ok(()) } else { Err(EtcdError::LeaseOver) }
+        let renewed = self.ask("keeping the lease", |member| member.keep_alive(lease)).await?;
+        if renewed { Ok(()) } else { Err(EtcdError::LeaseOver) }
     }
 
     /// Ends a lease, and with it everything that is bound to it.
     pub(super) async fn revoke(&self, lease: i64) -> Result<(), EtcdError> {
-        self.ask("ending the lease", async |c| c.lease_revoke(lease).await).await.map(drop)
+        self.ask("ending the lease", |member| member.revoke(lease)).await
     }
 
     /// Puts this process behind its name. `who` tells it from others of the same name.
     pub(super) async fn claim(&self, lease: i64, who: &str, at: &str) -> Result<(), EtcdError> {
         let value = format!("{who} {at}");
-        let put = || TxnOp::put(&*self.masters, &*value, Some(bound(lease)));
-        let free = Compare::version(&*self.masters, CompareOp::Equal, 0);
-        let ours = Compare::value(&*self.masters, CompareOp::Equal, &*value);
-        let again =
-            Txn::new().when([ours]).and_then([put()]).or_else([TxnOp::get(&*self.masters, None)]);
-        let claim = Txn::new().when([free]).and_then([put()]).or_else([TxnOp::txn(again)]);
-        let answer = self.ask("claiming its name", async |c| c.txn(claim).await).await?;
-        if answer.succeeded() {
+        let put = || Op::put(&self.masters, &*value, lease);
+        let ours = Compare::Value(self.masters.clone(), value.clone());
+        let otherwise = vec![Op::get(&self.masters)];
+        let again = Txn { when: vec![ours], then: vec![put()], otherwise };
+        let free = Compare::Absent(self.masters.clone());
+        let claim = Txn { when: vec![free], then: vec![put()], otherwise: vec![Op::Txn(again)] };
+        let mut answer = self.ask("claiming its name", |member| member.txn(claim)).await?;
+        if answer.succeeded {
             return Ok(());
         }
-        let Some(TxnOpResponse::Txn(again)) = answer.op_responses().pop() else {
+        let Some(Answer::Txn(again)) = answer.answers.pop() else {
             return Err(damaged(&self.masters));
         };
-        if again.succeeded() {
+        if again.succeeded {
             return Ok(());
         }
-        let other = found(again.op_responses().first()).map(|kv| text(&kv)).unwrap_or_default();
+        let other = again.found(0).map(|entry| entry.value.clone()).unwrap_or_default();
         let at = other.split_once(' ').map_or(&*other, |(_, at)| at);
         Err(EtcdError::NameTaken { at: at.to_owned() })
     }
 
     /// Who leads.
     pub(super) async fn leader(&self) -> Result<Option<Leader>, EtcdError> {
-        let found =
-            self.ask("looking for the leader", async |c| c.get(&*self.leader, None).await).await?;
-        found.kvs().first().map(|kv| self.read_leader(kv)).transpose()
+        let found = self.ask("looking for the leader", |member| member.get(&self.leader)).await?;
+        found.map(|entry| self.read_leader(&entry)).transpose()
     }
 
-    fn read_leader(&self, kv: &KeyValue) -> Result<Leader, EtcdError> {
-        let value = text(kv);
-        let (name, address) = value.split_once(' ').ok_or_else(|| damaged(&self.leader))?;
-        Ok(Leader { lease: kv.lease(), name: name.to_owned(), address: address.to_owned() })
+    fn read_leader(&self, entry: &Entry) -> Result<Leader, EtcdError> {
+        let title = entry.value.split_once(' ').ok_or_else(|| damaged(&self.leader))?;
+        let (name, address) = (title.0.to_owned(), title.1.to_owned());
+        Ok(Leader { lease: entry.lease, name, address })
     }
 
     /// Takes the lead if nobody has it: the leader key and the next epoch in one transaction. `None`:
     /// somebody else was faster. If an earlier answer to this very question was lost, we lead already.
     pub(super) async fn campaign(&self, me: &Leader) -> Result<Option<Won>, EtcdError> {
-        let found =
-            self.ask("reading the epoch", async |c| c.get(&*self.epoch, None).await).await?;
-        let (last, revision) = match found.kvs().first() {
-            Some(kv) => (self.read_epoch(kv)?, kv.mod_revision()),
+        let found = self.ask("reading the epoch", |member| member.get(&self.epoch)).await?;
+        let (last, revision) = match found {
+            Some(entry) => (self.read_epoch(&entry)?, entry.revision),
             None => (LeaderEpoch(0), 0),
         };
-        let next = LeaderEpoch(last.0.saturating_add(1));
-        let vacant = Compare::version(&*self.leader, CompareOp::Equal, 0);
-        let same = Compare::mod_revision(&*self.epoch, CompareOp::Equal, revision);
+        let next = match last {
+            LeaderEpoch(1..) if canary::on(Canary::StandbyKeepsEpoch) => last,
+            last => LeaderEpoch(last.0.saturating_add(1)),
+        };
+        let vacant = Compare::Absent(self.leader.clone());
+        let same = Compare::Revision(self.epoch.clone(), revision);
         let title = format!("{} {}", me.name, me.address);
-        let get = |key: &str| TxnOp::get(key, None);
-        let campaign = Txn::new()
-            .when([vacant, same])
-            .and_then([
-                get(&self.state),
-                TxnOp::put(&*self.leader, title, Some(bound(me.lease))),
-                TxnOp::put(&*self.epoch, next.0.to_string(), None),
-            ])
-            .or_else([get(&self.state), get(&self.leader), get(&self.epoch)]);
-        let answer = self.ask("standing for election", async |c| c.txn(campaign).await).await?;
-        let answers = answer.op_responses();
-        let kept = found_in(&answers, 0).map(|kv| self.read_state(&kv)).transpose()?;
-        if answer.succeeded() {
+        let campaign = Txn {
+            when: vec![vacant, same],
+            then: vec![
+                Op::get(&self.state),
+                Op::put(&self.leader, title, me.lease),
+                Op::put_epoch(&self.epoch, next),
+            ],
+            otherwise: vec![Op::get(&self.state), Op::get(&self.leader), Op::get(&self.epoch)],
+        };
+        let answer = self.ask("standing for election", |member| member.txn(campaign)).await?;
+        let kept = answer.found(0).map(|entry| self.read_state(entry)).transpose()?;
+        if answer.succeeded {
             return Ok(Some(Won { epoch: next, kept }));
         }
-        let ours = found_in(&answers, 1).is_some_and(|kv| kv.lease() == me.lease);
-        match found_in(&answers, 2) {
-            Some(epoch) if ours => Ok(Some(Won { epoch: self.read_epoch(&epoch)?, kept })),
+        let ours = answer.found(1).is_some_and(|entry| entry.lease == me.lease);
+        match answer.found(2) {
+            Some(epoch) if ours => Ok(Some(Won { epoch: self.read_epoch(epoch)?, kept })),
             _ => Ok(None),
         }
     }
 
-    fn read_epoch(&self, kv: &KeyValue) -> Result<LeaderEpoch, EtcdError> {
-        text(kv).parse().map(LeaderEpoch).map_err(|_| damaged(&self.epoch))
+    fn read_epoch(&self, entry: &Entry) -> Result<LeaderEpoch, EtcdError> {
+        entry.value.parse().map(LeaderEpoch).map_err(|_| damaged(&self.epoch))
     }
 
-    fn read_state(&self, kv: &KeyValue) -> Result<Kept, EtcdError> {
-        Kept::parse(&text(kv)).ok_or_else(|| damaged(&self.state))
+    fn read_state(&self, entry: &Entry) -> Result<Kept, EtcdError> {
+        Kept::parse(&entry.value).ok_or_else(|| damaged(&self.state))
     }
 
     /// Tells when the leader key changes.
-    pub(super) async fn watch(&self) -> Result<WatchStream, EtcdError> {
-        self.ask("watching the leader", async |c| c.watch(&*self.leader, None).await).await
+    pub(super) async fn watch(&self) -> Result<Box<dyn Watch>, EtcdError> {
+        self.ask("watching the leader", |member| member.watch(&self.leader)).await
     }
 
     /// A write of the leader; refused when its key is gone.
@@ -273,20 +258,20 @@ impl Etcd {
     /// One try. It writes over what it has read and nothing else: a try that nobody waits for any more may
     /// come through late, by another member, and must not undo what was written since.
     async fn write_once(&self, lease: i64, key: &str, value: &str) -> Result<(), EtcdError> {
-        let found = self.ask("reading before it writes", async |c| c.get(key, None).await).await?;
-        let revision = found.kvs().first().map_or(0, KeyValue::mod_revision);
-        let leads = Compare::lease(&*self.leader, CompareOp::Equal, lease);
-        let same = Compare::mod_revision(key, CompareOp::Equal, revision);
-        let write = Txn::new()
-            .when([leads, same])
-            .and_then([TxnOp::put(key, value, None)])
-            .or_else([TxnOp::get(&*self.leader, None)]);
-        let answer = self.ask("writing", async |c| c.txn(write).await).await?;
-        if answer.succeeded() {
+        let found = self.ask("reading before it writes", |member| member.get(key)).await?;
+        let revision = found.map_or(0, |entry| entry.revision);
+        let leads = Compare::Lease(self.leader.clone(), lease);
+        let same = Compare::Revision(key.to_owned(), revision);
+        let write = Txn {
+            when: vec![leads, same],
+            then: vec![Op::put(key, value, 0)],
+            otherwise: vec![Op::get(&self.leader)],
+        };
+        let answer = self.ask("writing", |member| member.txn(write)).await?;
+        if answer.succeeded {
             return Ok(());
         }
-        let leader = found_in(&answer.op_responses(), 0);
-        if leader.is_some_and(|kv| kv.lease() == lease) {
+        if answer.found(0).is_some_and(|entry| entry.lease == lease) {
             return Err(EtcdError::Overtaken { key: key.to_owned() });
         }
         Err(EtcdError::NotOurs)
@@ -340,23 +325,4 @@ impl EtcdKeeper {
 
 fn damaged(key: &str) -> EtcdError {
     EtcdError::Damaged { key: key.to_owned() }
-}
-
-fn bound(lease: i64) -> PutOptions {
-    PutOptions::new().with_lease(lease)
-}
-
-fn found(answer: Option<&TxnOpResponse>) -> Option<KeyValue> {
-    match answer? {
-        TxnOpResponse::Get(get) => GetResponse::kvs(get).first().cloned(),
-        _ => None,
-    }
-}
-
-fn found_in(answers: &[TxnOpResponse], index: usize) -> Option<KeyValue> {
-    found(answers.get(index))
-}
-
-fn text(kv: &KeyValue) -> String {
-    String::from_utf8_lossy(kv.value()).into_owned()
 }

@@ -16,23 +16,33 @@
 //! nothing of an earlier term is answered in a later one; without etcd for longer than its lease a
 //! leader steps down. Every wait has an end.
 
+pub mod calls;
 mod elector;
 mod etcd;
+mod network;
 
 pub(crate) use etcd::EtcdKeeper;
 
 use crate::config::MasterConfig;
 use crate::seat::Seat;
+use calls::Members;
 use elector::Elector;
 use etcd::Etcd;
 use mooncrate_rt as rt;
+use mooncrate_wire::clock::boottime;
+use mooncrate_wire::task::Runtime;
+use network::Network;
 use std::io;
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::watch;
+use tokio::sync::oneshot::error::TryRecvError;
+use tokio::sync::{oneshot, watch};
 
 /// How long a start waits for etcd beyond the lease of an earlier process of the same name.
 const START_TIME: Duration = Duration::from_secs(3);
+
+/// Between two looks whether etcd has answered at the start.
+const START_LOOK: Duration = Duration::from_millis(2);
 
 /// How masters elect their leader.
 #[derive(Clone, Debug)]
@@ -108,20 +118,32 @@ impl Election {
     /// Stands for election from now on. Returns when this master is known to etcd, or when etcd did not
     /// answer for a while: then it goes on trying. A name that somebody else holds is an error.
     pub fn start(config: ElectionConfig, master: MasterConfig) -> Result<Self, ElectionError> {
+        Self::start_among(Arc::new(Network), config, master)
+    }
+
+    /// The same with members of etcd that are reached in another way.
+    pub fn start_among(
+        members: Arc<dyn Members>,
+        config: ElectionConfig,
+        master: MasterConfig,
+    ) -> Result<Self, ElectionError> {
         config.check()?;
         let seat = Seat::vacant();
         let (stop, down) = watch::channel(false);
-        let (tell, told) = mpsc::channel();
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let etcd = Arc::new(Etcd::new(&config));
-        let patience = config.ttl + START_TIME;
+        let (tell, mut told) = oneshot::channel();
+        let runtime = Runtime::new()?;
+        let etcd = Arc::new(Etcd::new(&config, members));
+        let until = boottime().plus(config.ttl + START_TIME);
         let elector = Elector::new(config, master, etcd, Arc::clone(&seat), down, tell);
-        let handle = runtime.handle().clone();
+        let handle = runtime.handle();
         let thread = rt::spawn("master-elect", move || runtime.block_on(elector.run(handle)))?;
         let election = Self { seat, stop, thread: Some(thread) };
-        match told.recv_timeout(patience) {
-            Ok(known) => known.map(|()| election),
-            Err(_) => Ok(election),
+        loop {
+            match told.try_recv() {
+                Ok(known) => return known.map(|()| election),
+                Err(TryRecvError::Empty) if boottime() < until => rt::sleep(START_LOOK),
+                Err(_) => return Ok(election),
+            }
         }
     }
 

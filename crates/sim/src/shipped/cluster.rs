@@ -1,5 +1,6 @@
 //! The processes of a run, the faults that befall them, and the finale.
 
+use super::etcd::{Etcd, Reached};
 use super::load::Lane;
 use super::operator::{Leaving, Operator};
 use super::{FAULTS, Plan, judge};
@@ -14,24 +15,21 @@ use mooncrate_core::ids::name_hash;
 use mooncrate_core::rng::Rng;
 use mooncrate_core::{HostId, Incarnation, LeaderEpoch, Slot};
 use mooncrate_lock::Mutex;
-use mooncrate_master::{Master, MasterConfig, serve};
+use mooncrate_master::election::calls::Members;
+use mooncrate_master::{Election, ElectionConfig, Master, MasterConfig, Seat, serve_seat};
 use mooncrate_node::{Node, NodeConfig};
 use mooncrate_rt as rt;
 use mooncrate_transfer::{EngineConfig, Segments};
 use mooncrate_wire::address::Bound;
 use mooncrate_wire::door::Keeper;
 use mooncrate_wire::{
-    Address, Hello, LinkKind, LinkPool, MasterLink, PoolConfig, Role, ServerConfig,
+    Address, Hello, LinkKind, MasterLink, MasterPools, Masters, PoolConfig, Role, ServerConfig,
 };
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Where the master listens.
-const MASTER: &str = "10.0.0.1:7070";
 /// Connections that the master takes at once.
 const PLACES: usize = 1_000;
-/// Where the nodes are among the places: the master is the first one.
-const FIRST_NODE: usize = 1;
 /// Between two attempts of a node to register.
 const AGAIN: Duration = Duration::from_millis(50);
 /// The longest that a process stays stopped, cut off or dead, as a multiple of the serving lease.
@@ -50,7 +48,7 @@ struct Place {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    Master,
+    Master(usize),
     Node(usize),
     Client(usize),
 }
@@ -91,6 +89,8 @@ enum Fault {
     Stopped,
     /// Cut off from the process at this place.
     Cut(usize),
+    /// A master that is cut off from etcd.
+    CutFromEtcd(usize),
     /// A node that has been told to end.
     Leaving,
 }
@@ -101,8 +101,7 @@ pub(super) struct Cluster {
     plan: Arc<Plan>,
     rng: Rng,
     places: Vec<Place>,
-    /// The master that leads, for audits.
-    master: Arc<Mutex<Option<Arc<Master>>>>,
+    etcd: Arc<Etcd>,
     /// The nodes, as they were registered last.
     nodes: Vec<Registered>,
     leaving: Arc<Mutex<Leaving>>,
@@ -117,7 +116,7 @@ impl Cluster {
         let mut this = Self {
             rng,
             places: Vec::new(),
-            master: Arc::default(),
+            etcd: Etcd::new(plan.seed, !plan.calm),
             nodes: (0..plan.nodes).map(|_| Arc::default()).collect(),
             leaving: Arc::default(),
             plan: Arc::new(plan),
@@ -125,13 +124,17 @@ impl Cluster {
             counts: [0; FAULTS.len()],
             lanes_made: 0,
         };
+        let process = fibers::process("etcd", fibers::host(Clock::draw(&mut this.rng)));
+        let etcd = Arc::clone(&this.etcd);
+        fibers::start(process, "main", move || etcd.serve());
+        let masters = (0..this.plan.masters).map(Kind::Master);
         let nodes = (0..this.plan.nodes).map(Kind::Node);
         let clients = (0..this.plan.clients.len()).map(Kind::Client);
-        let kinds: Vec<Kind> = std::iter::once(Kind::Master).chain(nodes).chain(clients).collect();
+        let kinds: Vec<Kind> = masters.chain(nodes).chain(clients).collect();
         for kind in kinds {
             let host = match kind {
                 Kind::Client(at) if let Some(node) = this.plan.clients[at] => {
-                    this.places[FIRST_NODE + node].host
+                    this.places[this.plan.masters + node].host
                 }
                 _ => fibers::host(Clock::draw(&mut this.rng)),
             };
@@ -171,7 +174,6 @@ impl Cluster {
             };
             fibers::run(until, || enough() || moves()).map_err(|text| failed("panic", text))?;
             self.follow_leaving();
-            self.audit()?;
             if judge::has_failed() || judge::ops() >= self.plan.ops {
                 return Ok(());
             }
@@ -212,7 +214,6 @@ impl Cluster {
         });
         let over = || judge::has_failed() || *done.lock();
         fibers::run(end, over).map_err(|text| failed("panic", text))?;
-        self.audit()?;
         if !judge::has_failed() && !*done.lock() {
             let text = format!("after {} s without faults", time / 1000 / MS);
             let threads = fibers::threads().join("\n  ");
@@ -224,20 +225,13 @@ impl Cluster {
         Ok(())
     }
 
-    /// The leader's index adds up (G8).
-    fn audit(&self) -> Result<(), Failure> {
-        let master = self.master.lock().clone();
-        let audited = master.map_or(Ok(()), |master| master.audit());
-        audited.map_err(|error| failed("G8", error.to_string()))
-    }
-
     fn make(&mut self, kind: Kind, host: HostIx, start: u64) -> ProcessId {
         let plan = Arc::clone(&self.plan);
         match kind {
-            Kind::Master => {
-                let process = fibers::process("master", host);
-                let place = Arc::clone(&self.master);
-                fibers::start(process, "main", move || lead(&plan, start, &place));
+            Kind::Master(at) => {
+                let process = fibers::process(&format!("master-{at}"), host);
+                let etcd = Reached { etcd: Arc::clone(&self.etcd), master: at };
+                fibers::start(process, "main", move || lead(&plan, at, start, etcd));
                 process
             }
             Kind::Node(at) => {
@@ -253,6 +247,10 @@ impl Cluster {
                 fibers::start(process, "main", move || {
                     let name = format!("client-{at}");
                     let client = Arc::new(client(&plan, &name, plan.clients[at]));
+                    // Calls that find no memory prove little.
+                    while client.stat().map_or(0, |stat| stat.largest_free_run) == 0 {
+                        rt::sleep(AGAIN);
+                    }
                     for lane in lanes {
                         let lane = lane(Arc::clone(&client));
                         let _ = rt::spawn("lane", move || lane.work());
@@ -290,10 +288,10 @@ impl Cluster {
             (leaving.asked.take(), leaving.stopped.take())
         };
         if let Some(node) = asked {
-            self.leave(FIRST_NODE + node);
+            self.leave(self.plan.masters + node);
         }
         let Some(node) = stopped else { return };
-        let at = FIRST_NODE + node;
+        let at = self.plan.masters + node;
         if self.places[at].mends.is_some_and(|(_, fault)| fault == Fault::Leaving) {
             fibers::kill(self.places[at].process);
             // Not back before the operator has looked.
@@ -355,14 +353,18 @@ impl Cluster {
                     fibers::vanish(process);
                 }
                 judge::killed(process);
-                if kind == Kind::Master {
-                    *self.master.lock() = None;
-                }
                 Fault::Dead
             }
             Hurt::Stop => {
                 fibers::stop(process);
                 Fault::Stopped
+            }
+            Hurt::Cut
+                if let Kind::Master(master) = kind
+                    && self.rng.chance(500) =>
+            {
+                self.etcd.cut_off(master, true);
+                Fault::CutFromEtcd(master)
             }
             Hurt::Cut => {
                 fibers::cut(process, self.places[other].process, true);
@@ -396,6 +398,7 @@ impl Cluster {
             match fault {
                 Fault::Stopped => fibers::go_on(process),
                 Fault::Cut(other) => fibers::cut(process, self.places[other].process, false),
+                Fault::CutFromEtcd(master) => self.etcd.cut_off(master, false),
                 Fault::Dead | Fault::Leaving => {
                     if fault == Fault::Leaving {
                         fibers::kill(process);
@@ -413,23 +416,67 @@ fn failed(rule: &str, text: String) -> Failure {
     Failure { rule: rule.to_owned(), text, key: None, op: judge::ops() }
 }
 
-/// A master process. A later start knows nothing of an earlier one but that it was there.
-fn lead(plan: &Plan, start: u64, place: &Mutex<Option<Arc<Master>>>) {
+fn address_of_master(at: usize) -> Address {
+    format!("10.0.0.{at}:7070").parse().expect("it is one")
+}
+
+/// A master process. Alone, a later start knows nothing of an earlier one but that it was there.
+fn lead(plan: &Plan, at: usize, start: u64, etcd: Reached) {
+    let address = address_of_master(at);
+    let listens = Bound::listen(&address).expect("a world listens anywhere");
+    let alone = plan.masters == 1;
     let config = MasterConfig {
         catalog: plan.catalog.clone(),
-        had_leader: start > 1,
+        had_leader: alone && start > 1,
         ..MasterConfig::default()
     };
-    let master = Master::new(config, LeaderEpoch(start)).expect("it keeps nothing");
-    *place.lock() = Some(Arc::clone(&master));
+    let tick = config.tick;
+    let seat = if alone {
+        Seat::always(Master::new(config, LeaderEpoch(start)).expect("it keeps nothing"))
+    } else {
+        let election = stand(plan, at, &address, etcd, &config);
+        let seat = Arc::clone(election.seat());
+        // It stands until the process ends.
+        std::mem::forget(election);
+        seat
+    };
     let limits = Limits::proving(PLACES);
     let keeper = Keeper::new("the control port", limits, |_| ());
     let server = ServerConfig { name: "master".to_owned(), keeper, ..ServerConfig::default() };
-    let at = MASTER.parse().expect("it is one");
-    let listens = Bound::listen(&at).expect("a world listens anywhere");
-    let serving = serve(&master, &[listens], &server, plan.workers);
-    // It serves until the process ends.
+    let serving = serve_seat(&seat, tick, &[listens], &server, plan.workers);
     std::mem::forget(serving.expect("a world starts threads"));
+    loop {
+        rt::sleep(plan.catalog.serve_lease / 4);
+        // The leader's index adds up.
+        if let Some(Err(error)) = seat.master().map(|master| master.audit()) {
+            judge::fail("G8", error.to_string());
+        }
+    }
+}
+
+/// Stands for election, as soon as the name of an earlier start is free.
+fn stand(
+    plan: &Plan,
+    at: usize,
+    address: &Address,
+    etcd: Reached,
+    master: &MasterConfig,
+) -> Election {
+    let config = ElectionConfig {
+        endpoints: ["http://etcd-0", "http://etcd-1"].map(String::from).into(),
+        prefix: "mooncrate".to_owned(),
+        name: format!("master-{at}"),
+        advertise: address.to_string(),
+        ttl: plan.term,
+    };
+    let members: Arc<dyn Members> = Arc::new(etcd);
+    loop {
+        match Election::start_among(Arc::clone(&members), config.clone(), master.clone()) {
+            Ok(election) => return election,
+            Err(error) => fibers::note(12, at as u64, || format!("master {at}: {error}")),
+        }
+        rt::sleep(AGAIN);
+    }
 }
 
 /// Flips a bit of some value in the memory of a node, in a thread of the node.
@@ -449,11 +496,12 @@ fn flip(registered: &Mutex<Option<Arc<Node>>>, mut rng: Rng) {
     assert_eq!((read, written), (Ok(1), Ok(1)), "the byte lies in the segment");
 }
 
-fn master_link(role: Role, name: &str) -> MasterLink {
-    let address: Address = MASTER.parse().expect("it is one");
+fn master_link(plan: &Plan, role: Role, name: &str) -> MasterLink {
+    let addresses = (0..plan.masters).map(|at| address_of_master(at).to_string());
+    let masters: Masters = addresses.collect::<Vec<_>>().join(",").parse().expect("a list");
     let hello = Hello::new(role, LinkKind::Control, name);
-    let pool = LinkPool::new(address, hello, PoolConfig::default());
-    if role == Role::Node { MasterLink::new(pool) } else { MasterLink::guarded(pool) }
+    let pools = MasterPools::new(&masters, &hello, &PoolConfig::default());
+    if role == Role::Node { MasterLink::new(pools) } else { MasterLink::guarded(pools) }
 }
 
 /// A node process.
@@ -474,7 +522,7 @@ fn own(plan: &Plan, at: usize, place: &Mutex<Option<Arc<Node>>>) {
         ..NodeConfig::default()
     };
     loop {
-        let master = Arc::new(master_link(Role::Node, &name));
+        let master = Arc::new(master_link(plan, Role::Node, &name));
         let node = Node::new(config.clone(), master, listen().into()).expect("memory is there");
         match node.register(false) {
             Ok(()) => {
@@ -500,6 +548,6 @@ fn client(plan: &Plan, name: &str, near: Option<usize>) -> Client {
     let host = near.map_or_else(|| name.to_owned(), |node| format!("node-{node}"));
     let host = HostId(name_hash(&host));
     let engine = EngineConfig { host, ..EngineConfig::default() };
-    let master = Arc::new(master_link(Role::Client, name));
+    let master = Arc::new(master_link(plan, Role::Client, name));
     Client::new(config, engine, master, Arc::new(Segments::default()))
 }

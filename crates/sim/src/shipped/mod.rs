@@ -3,15 +3,16 @@
 //! ```text
 //!   plan ── drawn from the seed: how many of each, how small, which faults, how often
 //!     ▼
-//!   cluster ── processes of the world: Master, Nodes, Clients as they ship, over sockets of the world
+//!   cluster ── processes of the world: Masters, Nodes, Clients as they ship, over sockets of the world
 //!     │      faults: kill, stop, cut, wall clock, vanish, leave, reset, flip
 //!     ▼
 //!   judge ── the oracle of `check` for every get; audits of the master; everything comes right at the end
 //! ```
 //!
-//! Deliberately absent, so far: disks, GPUs, shared memory, elections.
+//! Deliberately absent, so far: disks, GPUs, shared memory.
 
 mod cluster;
+mod etcd;
 mod judge;
 mod load;
 mod operator;

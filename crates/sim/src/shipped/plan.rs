@@ -48,7 +48,11 @@ pub struct Plan {
     pub operator: bool,
     /// Whether what is put stays: no faults, room enough, and nobody ends a copy. Then every miss is judged.
     pub calm: bool,
-    /// Threads of the master that answer.
+    /// Masters; more than one of them elect a leader.
+    pub masters: usize,
+    /// How long the lease of a leader in etcd lasts.
+    pub term: Duration,
+    /// Threads of a master that answer.
     pub workers: usize,
     /// The master's settings.
     pub catalog: Config,
@@ -89,8 +93,10 @@ impl Plan {
             shares: Deed::ALL.map(|deed| (deed, *pick(rng, deed.shares()))).into(),
             fault_every: *pick(rng, &[0, 100 * MS, 500 * MS, 3_000 * MS]),
             flips: rng.chance(150),
-            operator: rng.chance(300),
+            operator: rng.chance(300) && nodes > 1,
             calm: rng.chance(200),
+            masters: *pick(rng, &[1, 1, 2, 3]),
+            term: Duration::from_secs(between(rng, 1, 3)),
             workers: between(rng, 1, 2) as usize,
             catalog,
         };
