@@ -1,8 +1,9 @@
 //! The processes of a run, the faults that befall them, and the finale.
 
+use super::disks::{Disks, Mounted};
 use super::load::Lane;
 use super::operator::{Leaving, Operator};
-use super::{FAULTS, Plan, control, judge};
+use super::{FAULTS, Plan, control, disks, judge, state};
 use crate::clock::Clock;
 use crate::fibers::{self, HostIx, ProcessId};
 use crate::judge::Failure;
@@ -11,7 +12,7 @@ use crate::{MS, Nanos};
 use mooncrate_client::{Client, ClientConfig};
 use mooncrate_core::ids::name_hash;
 use mooncrate_core::rng::Rng;
-use mooncrate_core::{HostId, Incarnation, LeaderEpoch, Slot};
+use mooncrate_core::{HostId, Incarnation, Slot};
 use mooncrate_lock::Mutex;
 use mooncrate_master::{Master, MasterConfig};
 use mooncrate_node::{Node, NodeConfig};
@@ -99,6 +100,7 @@ pub(super) struct Cluster {
     master: Arc<Mutex<Option<Arc<Master>>>>,
     /// The nodes, as they were registered last.
     nodes: Vec<Registered>,
+    disks: Disks,
     leaving: Arc<Mutex<Leaving>>,
     next_fault: Nanos,
     counts: [u64; FAULTS.len()],
@@ -113,6 +115,7 @@ impl Cluster {
             places: Vec::new(),
             master: Arc::default(),
             nodes: (0..plan.nodes).map(|_| Arc::default()).collect(),
+            disks: Disks::new(plan.seed, plan.disks.clone(), plan.nodes),
             leaving: Arc::default(),
             plan: Arc::new(plan),
             next_fault: 0,
@@ -183,6 +186,7 @@ impl Cluster {
             return Ok(());
         }
         self.mend(Nanos::MAX);
+        state::heal();
         self.next_fault = Nanos::MAX;
         let end = fibers::true_time() + time;
         let host = fibers::host(Clock::draw(&mut self.rng));
@@ -195,9 +199,9 @@ impl Cluster {
             loop {
                 let lane = lane(Arc::clone(&client));
                 lane.remove_all();
-                let empty =
-                    client.stat().is_ok_and(|stat| stat.objects == 0 && stat.open_puts == 0);
-                if empty {
+                let stat = client.stat().ok();
+                if let Some(stat) = stat.filter(|stat| stat.objects == 0 && stat.open_puts == 0) {
+                    disks::tell(&stat.counters);
                     break;
                 }
                 rt::sleep(plan.catalog.serve_lease / 2);
@@ -238,7 +242,9 @@ impl Cluster {
                 let process = fibers::process(&format!("node-{at}"), host);
                 let place = Arc::clone(&self.nodes[at]);
                 *place.lock() = None;
-                fibers::start(process, "main", move || own(&plan, at, &place));
+                let master = self.places.first().map_or(1, |master| master.start);
+                let disks = self.disks.mount(at, start, master);
+                fibers::start(process, "main", move || own(&plan, at, &place, &disks));
                 process
             }
             Kind::Client(at) => {
@@ -349,6 +355,9 @@ impl Cluster {
                     fibers::vanish(process);
                 }
                 judge::killed(process);
+                if let Kind::Node(number) = kind {
+                    self.disks.ended(number, hurt == Hurt::Vanish);
+                }
                 if kind == Kind::Master {
                     *self.master.lock() = None;
                 }
@@ -414,8 +423,9 @@ fn lead(plan: &Plan, start: u64, place: &Mutex<Option<Arc<Master>>>) {
         had_leader: start > 1,
         ..MasterConfig::default()
     };
+    let config = state::kept(config, start);
     let tick = config.tick;
-    let master = Master::new(config, LeaderEpoch(start)).expect("it keeps nothing");
+    let master = Master::new(config, state::epoch(start)).expect("its folder takes a file");
     *place.lock() = Some(Arc::clone(&master));
     let leader = Arc::clone(&master);
     let ticker = rt::spawn("tick", move || {
@@ -425,6 +435,7 @@ fn lead(plan: &Plan, start: u64, place: &Mutex<Option<Arc<Master>>>) {
         }
     });
     ticker.expect("a world starts threads");
+    state::follow(&master, start);
     control::serve(&master, MASTER);
 }
 
@@ -453,7 +464,7 @@ fn master_link(role: Role, name: &str) -> MasterLink {
 }
 
 /// A node process.
-fn own(plan: &Plan, at: usize, place: &Mutex<Option<Arc<Node>>>) {
+fn own(plan: &Plan, at: usize, place: &Mutex<Option<Arc<Node>>>, disks: &Mounted) {
     let name = format!("node-{at}");
     let tcp: Address = format!("10.0.1.{at}:9090").parse().expect("it is one");
     let unix = Address::Unix(format!("/run/{name}").into());
@@ -471,15 +482,18 @@ fn own(plan: &Plan, at: usize, place: &Mutex<Option<Arc<Node>>>) {
     };
     loop {
         let master = Arc::new(master_link(Role::Node, &name));
-        let node = Node::new(config.clone(), master, listen().into()).expect("memory is there");
-        match node.register(false) {
-            Ok(()) => {
+        let config = NodeConfig { tier: disks.tier(), ..config.clone() };
+        let registered = Node::new(config, master, listen().into()).and_then(|node| {
+            node.register(false).inspect_err(|_| node.stop())?;
+            Ok(node)
+        });
+        match registered {
+            Ok(node) => {
                 *place.lock() = Some(node);
                 return;
             }
             Err(error) => {
                 fibers::note(8, at as u64, || format!("node {at} is not registered: {error}"));
-                node.stop();
             }
         }
         rt::sleep(AGAIN);

@@ -1,5 +1,6 @@
 //! What a seed draws before it runs.
 
+use super::disks;
 use super::load::Deed;
 use crate::swarm::{between, pick};
 use crate::{MS, Nanos};
@@ -48,6 +49,8 @@ pub struct Plan {
     pub operator: bool,
     /// Whether what is put stays: no faults, room enough, and nobody ends a copy. Then every miss is judged.
     pub calm: bool,
+    /// The disks of nodes; `None`: they have none.
+    pub disks: Option<disks::Load>,
     /// The master's settings.
     pub catalog: Config,
 }
@@ -89,8 +92,13 @@ impl Plan {
             flips: rng.chance(150),
             operator: rng.chance(300),
             calm: rng.chance(200),
+            disks: None,
             catalog,
         };
+        this.disks = disks::Load::draw(seed, this.calm);
+        if let Some(load) = this.disks.clone() {
+            load.fit(&mut this);
+        }
         this.set_lease(serve_lease);
         if this.calm {
             this.calm_down();
