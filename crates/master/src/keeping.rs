@@ -61,8 +61,9 @@ impl Master {
         self.keeper().raise(above).map_err(|error| cannot_keep("the epoch", &error))
     }
 
-    /// Serving goes on without it: the next leader would only wait for a node that has left.
-    pub(crate) fn keep_or_say(&self) {
+    /// Writes it down if it has changed. Serving goes on without it: the next leader would only wait for a node that
+    /// has left. Called ten times a second while it leads.
+    pub fn keep_or_say(&self) {
         self.say_kept(&self.keep());
     }
 

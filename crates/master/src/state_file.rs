@@ -4,6 +4,7 @@
 use crate::kept::Kept;
 use crate::state_lock::{HANDOVER, StateLock};
 use mooncrate_core::time::Deadline;
+use mooncrate_rt as rt;
 use mooncrate_wire::clock::boottime;
 use mooncrate_wire::files::read_small;
 use std::fs;
@@ -131,7 +132,9 @@ impl StateFile {
             let _gone = fs::remove_file(&beside);
             return Err(error);
         }
+        rt::step();
         fs::rename(&beside, &self.path)?;
+        rt::step();
         folder(&self.path).map_or(Ok(()), |folder| fs::File::open(folder)?.sync_all())
     }
 }
@@ -151,7 +154,9 @@ fn make_folder(path: &Path) -> io::Result<()> {
 
 fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut file = fs::File::create(path)?;
+    rt::step();
     file.write_all(bytes)?;
+    rt::step();
     file.sync_all()
 }
 

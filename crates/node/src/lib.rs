@@ -35,7 +35,7 @@ mod resize;
 mod vram;
 
 pub use config::NodeConfig;
-pub use disk::{Io, Listener, OnProgress, OpenDisks, SsdConfig, TierConfig};
+pub use disk::{Given, Io, Listener, OnProgress, OpenDisks, SsdConfig, TierConfig};
 pub use duty::{Node, NodeError};
 pub use guard::{GuardCommand, keep_watch};
 pub use memory::OpenMemory;

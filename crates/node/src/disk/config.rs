@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// How files are read and written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Io {
     /// Rings where the kernel gives them, else posix.
     #[default]
@@ -17,7 +17,21 @@ pub enum Io {
     Posix,
     /// Rings, with the staging memory registered: all of it is taken from the system at once.
     Uring,
+    /// Not files of the system: a disk that exists already, such as a simulated one.
+    Given(Given),
 }
+
+/// A disk that exists already. Two are equal if they are the same disk.
+#[derive(Clone, Debug)]
+pub struct Given(pub Arc<dyn mooncrate_ssd::Disk>);
+
+impl PartialEq for Given {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Given {}
 
 /// One disk of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -31,7 +31,7 @@ mod tally;
 #[cfg(test)]
 mod tests;
 
-pub use config::{Io, Listener, SsdConfig, Tier as TierConfig};
+pub use config::{Given, Io, Listener, SsdConfig, Tier as TierConfig};
 pub(crate) use load::Tier;
 pub use open::{OnProgress, OpenDisks};
 pub(crate) use tally::Tally;

@@ -239,7 +239,8 @@ fn rate(records: u64, took: Duration) -> u128 {
 }
 
 fn device_of(config: &SsdConfig) -> io::Result<Arc<dyn mooncrate_ssd::Disk>> {
-    Ok(match config.io {
+    Ok(match &config.io {
+        Io::Given(given) => Arc::clone(&given.0),
         Io::Posix => Arc::new(Posix::open(&config.path)?),
         // Rings that the kernel refuses are replaced by plain calls, one by one.
         Io::Auto | Io::Uring => Arc::new(Uring::open(&config.path)?),

@@ -1,9 +1,10 @@
 //! The processes of a run, the faults that befall them, and the finale.
 
+use super::disks::{Disks, Mounted};
 use super::etcd::{Etcd, Reached};
 use super::load::Lane;
 use super::operator::{Leaving, Operator};
-use super::{FAULTS, Plan, judge};
+use super::{FAULTS, Plan, disks, judge, state};
 use crate::clock::Clock;
 use crate::fibers::{self, HostIx, ProcessId};
 use crate::judge::Failure;
@@ -13,7 +14,7 @@ use mooncrate_client::{Client, ClientConfig};
 use mooncrate_core::door::Limits;
 use mooncrate_core::ids::name_hash;
 use mooncrate_core::rng::Rng;
-use mooncrate_core::{HostId, Incarnation, LeaderEpoch, Slot};
+use mooncrate_core::{HostId, Incarnation, Slot};
 use mooncrate_lock::Mutex;
 use mooncrate_master::election::calls::Members;
 use mooncrate_master::{Election, ElectionConfig, Master, MasterConfig, Seat, serve_seat};
@@ -104,6 +105,7 @@ pub(super) struct Cluster {
     etcd: Arc<Etcd>,
     /// The nodes, as they were registered last.
     nodes: Vec<Registered>,
+    disks: Disks,
     leaving: Arc<Mutex<Leaving>>,
     next_fault: Nanos,
     counts: [u64; FAULTS.len()],
@@ -118,6 +120,7 @@ impl Cluster {
             places: Vec::new(),
             etcd: Etcd::new(plan.seed, !plan.calm),
             nodes: (0..plan.nodes).map(|_| Arc::default()).collect(),
+            disks: Disks::new(plan.seed, plan.disks.clone(), plan.nodes),
             leaving: Arc::default(),
             plan: Arc::new(plan),
             next_fault: 0,
@@ -191,6 +194,7 @@ impl Cluster {
             return Ok(());
         }
         self.mend(Nanos::MAX);
+        state::heal();
         self.next_fault = Nanos::MAX;
         let end = fibers::true_time() + time;
         let host = fibers::host(Clock::draw(&mut self.rng));
@@ -203,9 +207,9 @@ impl Cluster {
             loop {
                 let lane = lane(Arc::clone(&client));
                 lane.remove_all();
-                let empty =
-                    client.stat().is_ok_and(|stat| stat.objects == 0 && stat.open_puts == 0);
-                if empty {
+                let stat = client.stat().ok();
+                if let Some(stat) = stat.filter(|stat| stat.objects == 0 && stat.open_puts == 0) {
+                    disks::tell(&stat.counters);
                     break;
                 }
                 rt::sleep(plan.catalog.serve_lease / 2);
@@ -238,7 +242,8 @@ impl Cluster {
                 let process = fibers::process(&format!("node-{at}"), host);
                 let place = Arc::clone(&self.nodes[at]);
                 *place.lock() = None;
-                fibers::start(process, "main", move || own(&plan, at, &place));
+                let disks = self.disks.mount(at, start, &self.list());
+                fibers::start(process, "main", move || own(&plan, at, &place, &disks));
                 process
             }
             Kind::Client(at) => {
@@ -259,6 +264,14 @@ impl Cluster {
                 process
             }
         }
+    }
+
+    /// What the next leader would read.
+    fn list(&self) -> String {
+        if self.plan.masters == 1 {
+            return state::text(self.places[0].start);
+        }
+        self.etcd.value("mooncrate/state")
     }
 
     fn lane(&mut self, process: ProcessId) -> impl Fn(Arc<Client>) -> Lane + Send + use<> {
@@ -353,6 +366,9 @@ impl Cluster {
                     fibers::vanish(process);
                 }
                 judge::killed(process);
+                if let Kind::Node(number) = kind {
+                    self.disks.ended(number, hurt == Hurt::Vanish);
+                }
                 Fault::Dead
             }
             Hurt::Stop => {
@@ -430,9 +446,10 @@ fn lead(plan: &Plan, at: usize, start: u64, etcd: Reached) {
         had_leader: alone && start > 1,
         ..MasterConfig::default()
     };
+    let config = if alone { state::kept(config, start) } else { config };
     let tick = config.tick;
     let seat = if alone {
-        Seat::always(Master::new(config, LeaderEpoch(start)).expect("it keeps nothing"))
+        Seat::always(Master::new(config, state::epoch(start)).expect("its folder takes a file"))
     } else {
         let election = stand(plan, at, &address, etcd, &config);
         let seat = Arc::clone(election.seat());
@@ -446,6 +463,7 @@ fn lead(plan: &Plan, at: usize, start: u64, etcd: Reached) {
     let serving = serve_seat(&seat, tick, &[listens], &server, plan.workers);
     std::mem::forget(serving.expect("a world starts threads"));
     loop {
+        state::trouble(start);
         rt::sleep(plan.catalog.serve_lease / 4);
         // The leader's index adds up.
         if let Some(Err(error)) = seat.master().map(|master| master.audit()) {
@@ -505,7 +523,7 @@ fn master_link(plan: &Plan, role: Role, name: &str) -> MasterLink {
 }
 
 /// A node process.
-fn own(plan: &Plan, at: usize, place: &Mutex<Option<Arc<Node>>>) {
+fn own(plan: &Plan, at: usize, place: &Mutex<Option<Arc<Node>>>, disks: &Mounted) {
     let name = format!("node-{at}");
     let tcp: Address = format!("10.0.1.{at}:9090").parse().expect("it is one");
     let unix = Address::Unix(format!("/run/{name}").into());
@@ -523,15 +541,18 @@ fn own(plan: &Plan, at: usize, place: &Mutex<Option<Arc<Node>>>) {
     };
     loop {
         let master = Arc::new(master_link(plan, Role::Node, &name));
-        let node = Node::new(config.clone(), master, listen().into()).expect("memory is there");
-        match node.register(false) {
-            Ok(()) => {
+        let config = NodeConfig { tier: disks.tier(), ..config.clone() };
+        let registered = Node::new(config, master, listen().into()).and_then(|node| {
+            node.register(false).inspect_err(|_| node.stop())?;
+            Ok(node)
+        });
+        match registered {
+            Ok(node) => {
                 *place.lock() = Some(node);
                 return;
             }
             Err(error) => {
                 fibers::note(8, at as u64, || format!("node {at} is not registered: {error}"));
-                node.stop();
             }
         }
         rt::sleep(AGAIN);

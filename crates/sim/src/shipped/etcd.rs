@@ -107,6 +107,12 @@ impl Etcd {
         }
     }
 
+    /// What is at a key; empty: nothing.
+    pub(super) fn value(&self, key: &str) -> String {
+        let state = self.state.lock();
+        state.store.keys.get(key).map(|entry| entry.value.clone()).unwrap_or_default()
+    }
+
     /// From now on nothing comes from this master or gets there, or everything does again.
     pub(super) fn cut_off(&self, master: usize, is_cut: bool) {
         let mut state = self.state.lock();

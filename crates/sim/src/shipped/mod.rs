@@ -9,17 +9,20 @@
 //!   judge ── the oracle of `check` for every get; audits of the master; everything comes right at the end
 //! ```
 //!
-//! Deliberately absent, so far: disks, GPUs, shared memory.
+//! Deliberately absent, so far: GPUs, guards.
 
 mod cluster;
+mod disks;
 mod etcd;
 mod judge;
 mod load;
 mod operator;
 mod plan;
 pub mod runner;
+mod state;
 pub mod worker;
 
+pub use disks::Load;
 pub use plan::Plan;
 
 use crate::fibers;
@@ -77,6 +80,7 @@ const FINALE: Nanos = 120_000 * MS;
 pub fn run_seed(seed: u64, ops: Option<u64>, watch: Watch) -> Outcome {
     let plan = Plan::draw(seed, ops);
     judge::begin(&plan);
+    state::begin(&plan);
     fibers::begin(seed, Trace::new(watch.words, watch.aloud));
     let mut cluster = cluster::Cluster::new(plan);
     let ran = cluster.run().and_then(|()| cluster.finale(FINALE));
@@ -85,6 +89,7 @@ pub fn run_seed(seed: u64, ops: Option<u64>, watch: Watch) -> Outcome {
     // Not dropped: what is left of it lies on stacks that never run again.
     std::mem::forget(cluster);
     let trace = fibers::end();
+    state::end();
     let (ops, judged, failure) = judge::end(ran.err());
     let lines = if failure.is_some() { trace.last_lines(&[], 60) } else { Vec::new() };
     Outcome { seed, hash: trace.hash(), ops, judged, faults, virtual_ns, failure, lines }

@@ -77,7 +77,12 @@ impl Operator {
     /// The node leaves. Nobody may count on it then.
     fn let_go(&self, at: usize, node: NodeId) {
         fibers::note(11, at as u64, || format!("node {at} is empty and leaves"));
-        self.leaving.lock().asked = Some(at);
+        {
+            let mut leaving = self.leaving.lock();
+            // An earlier leave may have ended when nobody waited for it any more.
+            leaving.left = None;
+            leaving.asked = Some(at);
+        }
         for _ in 0..LOOKS {
             rt::sleep(self.plan.catalog.serve_lease / 8);
             if self.leaving.lock().left.take_if(|left| *left == at).is_some() {

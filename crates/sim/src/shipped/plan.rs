@@ -1,5 +1,6 @@
 //! What a seed draws before it runs.
 
+use super::disks;
 use super::load::Deed;
 use crate::swarm::{between, pick};
 use crate::{MS, Nanos};
@@ -54,6 +55,8 @@ pub struct Plan {
     pub term: Duration,
     /// Threads of a master that answer.
     pub workers: usize,
+    /// The disks of nodes; `None`: they have none.
+    pub disks: Option<disks::Load>,
     /// The master's settings.
     pub catalog: Config,
 }
@@ -98,8 +101,13 @@ impl Plan {
             masters: *pick(rng, &[1, 1, 2, 3]),
             term: Duration::from_secs(between(rng, 1, 3)),
             workers: between(rng, 1, 2) as usize,
+            disks: None,
             catalog,
         };
+        this.disks = disks::Load::draw(seed, this.calm);
+        if let Some(load) = this.disks.clone() {
+            load.fit(&mut this);
+        }
         this.set_lease(serve_lease);
         if this.calm {
             this.calm_down();

@@ -98,6 +98,21 @@ impl SimDisk {
         Self::of(next)
     }
 
+    /// A copy of its files as programs see them, on a disk of its own. Their numbers differ, as the inodes of a copy
+    /// do.
+    #[must_use]
+    pub fn copy_of_files(&self) -> Self {
+        let copy = self.state.lock().copy(true);
+        Self::of(copy)
+    }
+
+    /// A copy of its blocks: nothing tells it from this one.
+    #[must_use]
+    pub fn copy_of_blocks(&self) -> Self {
+        let copy = self.state.lock().copy(false);
+        Self::of(copy)
+    }
+
     /// An empty disk in place of this one, with its counts.
     #[must_use]
     pub fn replaced(&self, seed: u64, capacity: u64) -> Self {

@@ -144,6 +144,17 @@ impl Names {
         self.pending = left;
     }
 
+    /// The names that programs see, on the disk, with files whose numbers are higher by `shift`.
+    pub(super) fn renumbered(&self, shift: u64) -> Self {
+        let shifted = |node: &Node| match node {
+            Node::File(file) => Node::File(file + shift),
+            Node::Dir => Node::Dir,
+        };
+        let seen = self.seen.iter().map(|(path, node)| (path.clone(), shifted(node)));
+        let seen: BTreeMap<PathBuf, Node> = seen.collect();
+        Self { synced: seen.clone(), seen, pending: Vec::new() }
+    }
+
     /// Files that a program or a later start can meet.
     pub(super) fn files(&self) -> impl Iterator<Item = u64> + '_ {
         let pending = self.pending.iter().map(|pending| match &pending.change {

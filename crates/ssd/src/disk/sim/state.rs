@@ -141,6 +141,21 @@ impl State {
         self.hand_over(next)
     }
 
+    /// The same files a second time. `as_files`: files that were copied have other numbers; blocks keep them.
+    pub(super) fn copy(&mut self, as_files: bool) -> Self {
+        let mut next = Self::new(self.rng.next(), self.capacity, self.rates);
+        let shift = if as_files { self.next_file } else { 0 };
+        next.names = self.names.renumbered(shift);
+        next.next_file = self.next_file + shift;
+        for (file, inode) in self.files.iter().filter(|(_, inode)| inode.named) {
+            let mut content = inode.content.clone();
+            content.sync();
+            next.used += inode.blocks();
+            next.files.insert(file + shift, Inode { content, ..Inode::new(inode.path.clone()) });
+        }
+        next
+    }
+
     fn hand_over(&mut self, mut next: Self) -> Self {
         (next.counts, next.operations, next.nanos) = (self.counts, self.operations, self.nanos);
         next.harm = std::mem::take(&mut self.harm);

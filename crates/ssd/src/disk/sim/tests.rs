@@ -46,6 +46,22 @@ fn it_is_a_disk() {
 }
 
 #[test]
+fn a_copy_of_files_has_other_numbers_and_a_copy_of_blocks_has_not() {
+    let disk = calm(1);
+    let file = settled(&disk, "a", &[7; 3000]);
+    let (files, blocks) = (disk.copy_of_files(), disk.copy_of_blocks());
+    write(&disk, &file, 0, &[8; 3000]).unwrap();
+    let number = |disk: &SimDisk| disk.list(Path::new("")).unwrap()[0].file;
+    assert_eq!(number(&disk), number(&blocks));
+    assert_ne!(number(&disk), number(&files));
+    for copy in [files, blocks].map(|copy| copy.crash()) {
+        let file = copy.open(Path::new("a"), Open::Read).unwrap();
+        assert_eq!(read(&copy, &file, 0, 3000).unwrap(), [7; 3000]);
+    }
+    assert!(!disk.is_off());
+}
+
+#[test]
 fn what_is_synced_is_found_after_a_crash_and_the_old_disk_is_off() {
     for seed in 0..50 {
         let disk = calm(seed);
