@@ -20,6 +20,7 @@ mod operator;
 mod plan;
 pub mod runner;
 mod state;
+mod tripwire;
 pub mod worker;
 
 pub use disks::Load;

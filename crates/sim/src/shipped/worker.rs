@@ -3,7 +3,7 @@
 //!
 //! A worker gets a range of seeds in its arguments and prints a line for each.
 
-use super::{Outcome, run_seed};
+use super::{Outcome, run_seed, tripwire};
 use crate::judge::Failure;
 use crate::runner::seed_at;
 use crate::world::Watch;
@@ -70,6 +70,7 @@ impl Task {
     pub fn work(&self, mut tell: impl FnMut(&str)) {
         #[cfg(canary)]
         mooncrate_core::canary::choose(self.canary);
+        tripwire::set();
         for at in self.from..self.from + self.count {
             let outcome = run_seed(seed_at(self.first, at), self.ops, Watch::default());
             tell(&write(&outcome));
