@@ -203,7 +203,7 @@ impl Cluster {
         let done = Arc::new(Mutex::new(false));
         let (plan, told) = (Arc::clone(&self.plan), Arc::clone(&done));
         fibers::start(process, "operator", move || {
-            let client = Arc::new(client(&plan, "operator", None));
+            let client = Arc::new(client(&plan, "operator", None, false));
             loop {
                 let lane = lane(Arc::clone(&client));
                 lane.remove_all();
@@ -251,7 +251,8 @@ impl Cluster {
                 let lanes: Vec<_> = (0..plan.lanes).map(|_| self.lane(process)).collect();
                 fibers::start(process, "main", move || {
                     let name = format!("client-{at}");
-                    let client = Arc::new(client(&plan, &name, plan.clients[at]));
+                    let holds = at < plan.holders;
+                    let client = Arc::new(client(&plan, &name, plan.clients[at], holds));
                     // Calls that find no memory prove little.
                     while client.stat().map_or(0, |stat| stat.largest_free_run) == 0 {
                         rt::sleep(AGAIN);
@@ -289,7 +290,7 @@ impl Cluster {
         let rng = Rng::stream(self.plan.seed, "operator");
         let (plan, leaving) = (Arc::clone(&self.plan), Arc::clone(&self.leaving));
         fibers::start(process, "hired", move || {
-            let client = client(&plan, "hired", None);
+            let client = client(&plan, "hired", None, false);
             Operator { client, rng, plan, leaving }.work();
         });
     }
@@ -559,11 +560,12 @@ fn own(plan: &Plan, at: usize, place: &Mutex<Option<Arc<Node>>>, disks: &Mounted
     }
 }
 
-fn client(plan: &Plan, name: &str, near: Option<usize>) -> Client {
+fn client(plan: &Plan, name: &str, near: Option<usize>, holds: bool) -> Client {
     let config = ClientConfig {
         call_time: plan.call_time,
         replicas: plan.replicas,
         best_effort: true,
+        holds,
         ..ClientConfig::default()
     };
     let host = near.map_or_else(|| name.to_owned(), |node| format!("node-{node}"));

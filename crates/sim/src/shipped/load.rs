@@ -1,5 +1,8 @@
 //! What clients do: one lane is one thread that makes calls, one after the other.
 
+mod asks;
+mod many;
+
 use super::{Plan, judge};
 use crate::MS;
 use crate::fibers::{self, ProcessId};
@@ -28,7 +31,6 @@ pub(super) enum Deed {
     Put,
     Get,
     Remove,
-    Exists,
     Batch,
     Upsert,
     View,
@@ -39,14 +41,19 @@ pub(super) enum Deed {
     Lease,
     RemoveMatching,
     DropCopy,
+    WriteSessions,
+    ReadSessions,
+    PutAsWished,
+    Ask,
+    Near,
+    List,
 }
 
 impl Deed {
-    pub(super) const ALL: [Self; 14] = [
+    pub(super) const ALL: [Self; 19] = [
         Self::Put,
         Self::Get,
         Self::Remove,
-        Self::Exists,
         Self::Batch,
         Self::Upsert,
         Self::View,
@@ -57,6 +64,12 @@ impl Deed {
         Self::Lease,
         Self::RemoveMatching,
         Self::DropCopy,
+        Self::WriteSessions,
+        Self::ReadSessions,
+        Self::PutAsWished,
+        Self::Ask,
+        Self::Near,
+        Self::List,
     ];
 
     /// How often it happens in a run, among all: one of these is drawn.
@@ -65,13 +78,14 @@ impl Deed {
             Self::Put => &[20, 40, 60],
             Self::Get => &[20, 50, 100],
             Self::Remove => &[2, 15, 30],
-            Self::Exists => &[0, 10],
+            Self::Ask | Self::Near => &[0, 10],
             Self::Batch => &[0, 10, 20],
             Self::Upsert => &[0, 0, 10, 60],
             Self::View | Self::Ranges => &[0, 10, 30],
             Self::ReadSession | Self::WriteSession => &[0, 0, 10, 40],
+            Self::ReadSessions | Self::WriteSessions | Self::PutAsWished => &[0, 0, 10],
             Self::Copy => &[0, 0, 5],
-            Self::Lease | Self::RemoveMatching => &[0, 0, 3],
+            Self::Lease | Self::RemoveMatching | Self::List => &[0, 0, 3],
             Self::DropCopy => &[0, 0, 0, 3],
         }
     }
@@ -93,7 +107,6 @@ impl Lane {
                 Deed::Put => self.put(&[key], false),
                 Deed::Get => self.get(key),
                 Deed::Remove => self.remove(key),
-                Deed::Exists => self.exists(key),
                 Deed::Batch => self.batch(),
                 Deed::Upsert => self.put(&[key], true),
                 Deed::View => self.view(key),
@@ -104,6 +117,12 @@ impl Lane {
                 Deed::Lease => self.lease(key),
                 Deed::RemoveMatching => self.remove_matching(key),
                 Deed::DropCopy => self.drop_copy(key),
+                Deed::WriteSessions => self.write_sessions(),
+                Deed::ReadSessions => self.read_sessions(),
+                Deed::PutAsWished => self.put_as_wished(key),
+                Deed::Ask => self.ask(key),
+                Deed::Near => self.near(key),
+                Deed::List => self.list(key),
             }
             self.look_for_corruption();
             if self.plan.pause > 0 {
@@ -270,24 +289,6 @@ impl Lane {
         judge::get_ended(number, judged(self.plan.flips, read.map(|()| Some(value)), &key));
     }
 
-    fn batch(&mut self) {
-        let many = (1 + self.rng.below(BATCH_MAX)).min(self.plan.keys);
-        let first = self.rng.below(self.plan.keys);
-        let keys: Vec<usize> =
-            (first..first + many).map(|key| (key % self.plan.keys) as usize).collect();
-        if self.rng.chance(400) {
-            return self.put(&keys, false);
-        }
-        let numbers: Vec<u64> =
-            keys.iter().map(|key| judge::get_begins(self.process, *key)).collect();
-        let keys: Vec<judge::Key> = keys.into_iter().map(judge::key).collect();
-        let asked: Vec<&[u8]> = keys.iter().map(|key| &key.bytes[..]).collect();
-        let got = self.client.get_batch(&asked);
-        for ((number, key), got) in numbers.into_iter().zip(&keys).zip(got) {
-            judge::get_ended(number, judged(self.plan.flips, got, key));
-        }
-    }
-
     fn remove(&mut self, at: usize) {
         let key = judge::key(at);
         let number = judge::remove_begins(self.process, at);
@@ -306,7 +307,10 @@ impl Lane {
             .map(|other| judge::remove_begins(self.process, other))
             .collect();
         let force = self.rng.chance(500);
-        let done = self.client.remove_matching(Pattern::Prefix(&prefix), force);
+        let text = format!("^{}", String::from_utf8_lossy(&prefix));
+        let by_text = self.rng.chance(500);
+        let pattern = if by_text { Pattern::Regex(&text) } else { Pattern::Prefix(&prefix) };
+        let done = self.client.remove_matching(pattern, force);
         say(at, &done);
         let all = done.is_ok_and(|removed| removed.deferred == 0 && removed.leased == 0);
         for number in removals {
@@ -355,11 +359,6 @@ impl Lane {
     fn drop_copy(&mut self, at: usize) {
         let segment = self.segment();
         say(at, &self.client.drop_copy(&judge::key(at).bytes, segment));
-    }
-
-    fn exists(&mut self, at: usize) {
-        // Nothing can be judged: a value may vanish at any time.
-        let _ = self.client.exists(&judge::key(at).bytes);
     }
 }
 

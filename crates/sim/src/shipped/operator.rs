@@ -1,5 +1,5 @@
-//! The operator: empties nodes and segments while everything goes on, lets nodes leave that are empty, and gives nodes
-//! more memory.
+//! The operator: empties nodes and segments while everything goes on, lets nodes leave that are empty, gives nodes
+//! more memory, and limits what may be used.
 //!
 //! What is judged: a node that has left is none of the master's. In a calm run the oracle judges the rest: what was
 //! moved away must be found.
@@ -8,7 +8,7 @@ use super::{Plan, judge};
 use crate::fibers;
 use mooncrate_client::Client;
 use mooncrate_core::rng::Rng;
-use mooncrate_core::{NodeId, SegmentId};
+use mooncrate_core::{NodeId, SegmentId, TenantId};
 use mooncrate_lock::Mutex;
 use mooncrate_rt as rt;
 use mooncrate_wire::message::{DrainWish, NodeCommand, NodeEntry};
@@ -40,9 +40,15 @@ impl Operator {
             self.rest();
             let at = self.rng.below(self.plan.nodes as u64) as usize;
             let node = NodeId::named(&format!("node-{at}"));
-            match self.rng.below(3) {
+            match self.rng.below(4) {
                 0 => self.resize(node),
                 1 if !self.plan.calm => {
+                    let quota = self.rng.below(self.plan.segment_bytes);
+                    let _ = self.client.set_quota(TenantId::DEFAULT, Some(quota));
+                    self.rest();
+                    let _ = self.client.set_quota(TenantId::DEFAULT, None);
+                }
+                2 if !self.plan.calm => {
                     let _ = self.client.drain(node, None, DrainWish::Drop);
                     self.rest();
                     let _ = self.client.drain(node, None, DrainWish::Undo);

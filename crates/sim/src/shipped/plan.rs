@@ -27,6 +27,8 @@ pub struct Plan {
     pub slots: u32,
     /// Client processes; the number of the node on whose machine each of them is, so that it maps its memory.
     pub clients: Vec<Option<usize>>,
+    /// So many of them, the first ones, hold what they read.
+    pub holders: usize,
     /// Threads of each that make calls.
     pub lanes: usize,
     /// Keys.
@@ -98,6 +100,7 @@ impl Plan {
             flips: rng.chance(150),
             operator: rng.chance(300) && nodes > 1,
             calm: rng.chance(200),
+            holders: *pick(rng, &[0, 0, 1, 4]),
             masters: *pick(rng, &[1, 1, 2, 3]),
             term: Duration::from_secs(between(rng, 1, 3)),
             workers: between(rng, 1, 2) as usize,
