@@ -68,9 +68,10 @@ pub use hunt::{Found, hunt, hunt_on_disks, hunt_shipped};
 #[cfg(canary)]
 mod hunt {
     use crate::disk;
-    use crate::runner::{self, Job};
+    use crate::runner::Job;
     use crate::shipped;
-    use crate::world::{Outcome, Watch};
+    use crate::twin::{self, Outcome};
+    use crate::world::Watch;
     use mooncrate_core::canary::{self, Canary};
     use mooncrate_mem::clock::boottime;
     use std::time::Duration;
@@ -100,15 +101,15 @@ mod hunt {
     pub fn hunt(bug: Option<Canary>, threads: usize, control_ops: u64) -> Found {
         canary::choose(bug);
         let (started, seed) = (boottime(), bug.and_then(super::seed_that_caught));
-        let first = seed.map(|seed| runner::run_seed(seed, Some(OPS_PER_SEED), Watch::default()));
+        let first = seed.map(|seed| twin::run_seed(seed, Some(OPS_PER_SEED), Watch::default()));
         let found = match first {
-            Some(Outcome { seed, stats, failure: Some(failure), .. }) => {
+            Some(Outcome { seed, ops, failure: Some(failure), .. }) => {
                 let took = boottime().since(started);
-                Found { caught: Some((seed, failure)), ops: stats.ops, took }
+                Found { caught: Some((seed, failure)), ops, took }
             }
             _ => {
-                let sum = runner::run(&job(bug, threads, control_ops, OPS_PER_SEED), |_| {});
-                Found { caught: sum.failed, ops: sum.stats.ops, took: sum.took }
+                let sum = twin::run(&job(bug, threads, control_ops, OPS_PER_SEED), |_| {});
+                Found { caught: sum.failed, ops: sum.ops, took: sum.took }
             }
         };
         canary::choose(None);

@@ -79,8 +79,6 @@ pub struct Stats {
     pub ops: u64,
     /// Events handled.
     pub events: u64,
-    /// Virtual time, in nanoseconds.
-    pub virtual_ns: Nanos,
     /// Faults, by kind.
     pub faults: [u64; crate::faults::Fault::ALL.len()],
 }

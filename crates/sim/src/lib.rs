@@ -41,11 +41,12 @@ pub mod runner;
 pub mod shipped;
 pub mod swarm;
 pub mod trace;
+pub mod twin;
 pub mod world;
 
 pub use judge::Failure;
 pub use marks::Mark;
-pub use world::{Outcome, World};
+pub use world::World;
 
 /// Virtual nanoseconds since the run began: true time, which no actor can see.
 pub type Nanos = u64;

@@ -4,8 +4,9 @@
 
 use mooncrate_sim::disk;
 use mooncrate_sim::report;
-use mooncrate_sim::runner::{self, Job};
+use mooncrate_sim::runner::{Job, Outcome, Sum, Tally};
 use mooncrate_sim::shipped;
+use mooncrate_sim::twin;
 use mooncrate_sim::world::Watch;
 use rustix::process::{Resource, Rlimit};
 use std::process::ExitCode;
@@ -147,45 +148,47 @@ fn threads(args: &Args) -> usize {
 }
 
 fn job(args: &Args) -> Job {
+    quiet_panics();
+    let (seed, threads) = (args.seed.unwrap_or(0), threads(args));
+    println!("seeds from 0x{seed:x} on, {threads} threads");
     Job {
-        seed: args.seed.unwrap_or(0),
+        seed,
         ops: args.ops.unwrap_or(1_000_000),
         ops_per_seed: args.ops_per_seed,
-        threads: threads(args),
+        threads,
         span: args.minutes.map(|minutes| Duration::from_secs(60 * minutes)),
     }
 }
 
-fn run(args: &Args, marks: bool) -> ExitCode {
-    let job = job(args);
-    println!("seeds from 0x{:x} on, {} threads", job.seed, job.threads);
-    let sum = runner::run(&job, |sum| println!("{}", report::progress(sum, job.ops)));
-    print!("{}", report::table(&sum));
-    if let Some((seed, _)) = &sum.failed {
-        let watch = Watch { words: true, ..Watch::default() };
-        let again = runner::run_seed(*seed, job.ops_per_seed, watch);
-        print!("{}", report::failure(&again, job.ops_per_seed));
+/// Prints what became of seeds; `again` repeats one in words. `all`: what must be met must have been.
+fn ended<T: Tally>(
+    sum: &Sum<T>,
+    all: bool,
+    again: impl FnOnce(u64) -> Outcome<T>,
+    repeat: &str,
+) -> ExitCode {
+    print!("{}", report::table(sum));
+    if let Some((seed, first)) = &sum.failed {
+        println!("seed 0x{seed:x} failed: {first}");
+        print!("{}", report::failure(&again(*seed), &format!("{repeat} --seed 0x{seed:x}")));
         return ExitCode::FAILURE;
     }
-    let missing: Vec<&str> = sum.marks.missing().map(mooncrate_sim::Mark::name).collect();
-    if !missing.is_empty() && (marks || sum.stats.ops >= report::MARKS_FROM_OPS) {
-        println!("never reached: {}", missing.join(", "));
+    let missing = sum.tally.missing();
+    if !missing.is_empty() && (all || sum.ops >= T::ALL_MET_FROM_OPS) {
+        println!("never met: {}", missing.join(", "));
         return ExitCode::FAILURE;
     }
     println!("clean");
     ExitCode::SUCCESS
 }
 
-fn replay(args: &Args) -> ExitCode {
-    let Some(seed) = args.seed else { return usage("replay needs --seed") };
+/// Runs one seed in words, or twice.
+fn repeated<T: Tally>(args: &Args, repeat: &str, run: impl Fn(Watch) -> Outcome<T>) -> ExitCode {
     let watch = Watch { words: true, aloud: args.verbose, until_op: args.until_op };
-    let outcome = runner::run_seed(seed, args.ops, watch);
-    println!(
-        "seed 0x{seed:x}: {} operations, {} gets verified, trace hash {:016x}",
-        outcome.stats.ops, outcome.judged.hits, outcome.hash
-    );
+    let outcome = run(watch);
+    println!("{}", report::line(&outcome));
     if args.twice {
-        let again = runner::run_seed(seed, args.ops, Watch { aloud: false, ..watch });
+        let again = run(Watch { aloud: false, ..watch });
         if again.hash != outcome.hash {
             println!("the second run has another trace hash: {:016x}", again.hash);
             return ExitCode::FAILURE;
@@ -193,27 +196,41 @@ fn replay(args: &Args) -> ExitCode {
         println!("the second run has the same trace hash");
     }
     if outcome.failure.is_some() {
-        print!("{}", report::failure(&outcome, args.ops));
+        print!("{}", report::failure(&outcome, repeat));
         return ExitCode::FAILURE;
     }
     println!("clean");
     ExitCode::SUCCESS
 }
 
-fn run_shipped(args: &Args) -> ExitCode {
-    quiet_panics();
+const IN_WORDS: Watch = Watch { words: true, aloud: false, until_op: None };
+
+/// An option of a command that repeats a seed.
+fn option(name: &str, ops: Option<u64>) -> String {
+    ops.map_or_else(String::new, |ops| format!(" {name} {ops}"))
+}
+
+fn run(args: &Args, marks: bool) -> ExitCode {
     let job = job(args);
-    println!("seeds from 0x{:x} on, {} threads", job.seed, job.threads);
-    let sum = shipped::runner::run(&job, None, |sum| println!("{}", sum.progress(job.ops)));
-    print!("{}", sum.table());
-    if let Some((seed, _)) = &sum.failed {
-        let watch = Watch { words: true, ..Watch::default() };
-        let again = shipped::run_seed(*seed, job.ops_per_seed, watch);
-        print!("{}", shipped::runner::failure(&again, job.ops_per_seed));
-        return ExitCode::FAILURE;
-    }
-    println!("clean");
-    ExitCode::SUCCESS
+    let ops = job.ops_per_seed;
+    let sum = twin::run(&job, |sum| println!("{}", report::progress(sum, job.ops)));
+    let repeat = format!("./dev sim replay{}", option("--ops", ops));
+    ended(&sum, marks, |seed| twin::run_seed(seed, ops, IN_WORDS), &repeat)
+}
+
+fn replay(args: &Args) -> ExitCode {
+    let Some(seed) = args.seed else { return usage("replay needs --seed") };
+    let repeat = format!("./dev sim replay --seed 0x{seed:x}{}", option("--ops", args.ops));
+    repeated(args, &repeat, |watch| twin::run_seed(seed, args.ops, watch))
+}
+
+fn run_shipped(args: &Args) -> ExitCode {
+    let job = job(args);
+    let ops = job.ops_per_seed;
+    let sum =
+        shipped::runner::run(&job, None, |sum| println!("{}", report::progress(sum, job.ops)));
+    let repeat = format!("./dev sim shipped --replay{}", option("--ops-per-seed", ops));
+    ended(&sum, false, |seed| shipped::run_seed(seed, ops, IN_WORDS), &repeat)
 }
 
 fn shipped_worker(words: &[String]) -> ExitCode {
@@ -227,73 +244,33 @@ fn shipped_worker(words: &[String]) -> ExitCode {
 }
 
 fn replay_shipped(args: &Args) -> ExitCode {
-    quiet_panics();
     let Some(seed) = args.seed else { return usage("shipped --replay needs --seed") };
-    let watch = Watch { words: true, aloud: args.verbose, until_op: None };
-    let outcome = shipped::run_seed(seed, args.ops_per_seed, watch);
-    println!("{}", shipped::runner::line(&outcome));
-    if args.twice {
-        let again = shipped::run_seed(seed, args.ops_per_seed, Watch { aloud: false, ..watch });
-        if again.hash != outcome.hash {
-            println!("the second run has another trace hash: {:016x}", again.hash);
-            return ExitCode::FAILURE;
-        }
-        println!("the second run has the same trace hash");
-    }
-    if outcome.failure.is_some() {
-        print!("{}", shipped::runner::failure(&outcome, args.ops_per_seed));
-        return ExitCode::FAILURE;
-    }
-    println!("clean");
-    ExitCode::SUCCESS
+    let ops = args.ops_per_seed;
+    let more = option("--ops-per-seed", ops);
+    let repeat = format!("./dev sim shipped --replay --seed 0x{seed:x}{more}");
+    repeated(args, &repeat, |watch| shipped::run_seed(seed, ops, watch))
 }
 
 fn run_disk(args: &Args) -> ExitCode {
-    quiet_panics();
     let job = job(args);
-    println!("seeds from 0x{:x} on, {} threads", job.seed, job.threads);
-    let sum = disk::runner::run(&job, &disk::Real, |sum| println!("{}", sum.progress(job.ops)));
-    print!("{}", sum.table());
-    if let Some((seed, first)) = &sum.failed {
-        println!("seed 0x{seed:x} failed: {first}");
-        let watch = Watch { words: true, ..Watch::default() };
-        let again = disk::runner::run_seed(*seed, job.ops_per_seed, &disk::Real, watch);
-        print!("{}", disk::runner::failure(&again, job.ops_per_seed));
-        return ExitCode::FAILURE;
-    }
-    let missing = sum.missing();
-    if !missing.is_empty() && sum.ops >= disk::runner::MARKS_FROM_OPS {
-        println!("never met: {}", missing.join(", "));
-        return ExitCode::FAILURE;
-    }
-    println!("clean");
-    ExitCode::SUCCESS
+    let ops = job.ops_per_seed;
+    let sum = disk::runner::run(&job, &disk::Real, |sum| {
+        println!("{}", report::progress(sum, job.ops));
+    });
+    let again = |seed| disk::runner::run_seed(seed, ops, &disk::Real, IN_WORDS);
+    let repeat = format!("./dev sim disk --replay{}", option("--ops-per-seed", ops));
+    ended(&sum, false, again, &repeat)
 }
 
 fn replay_disk(args: &Args) -> ExitCode {
     let Some(seed) = args.seed else { return usage("disk --replay needs --seed") };
-    let watch = Watch { words: true, aloud: args.verbose, until_op: None };
+    let ops = args.ops_per_seed;
     if args.verbose {
-        println!("{:?}", disk::runner::swarm(seed, args.ops_per_seed, &disk::Real));
+        println!("{:?}", disk::runner::swarm(seed, ops, &disk::Real));
     }
-    let run = |watch| disk::runner::run_seed(seed, args.ops_per_seed, &disk::Real, watch);
-    let outcome = run(watch);
-    let (ops, loads, hash) = (outcome.ops, outcome.counts.loads, outcome.hash);
-    println!("seed 0x{seed:x}: {ops} operations, {loads} loads verified, trace hash {hash:016x}");
-    if args.twice {
-        let again = run(Watch::default());
-        if again.hash != hash {
-            println!("the second run has another trace hash: {:016x}", again.hash);
-            return ExitCode::FAILURE;
-        }
-        println!("the second run has the same trace hash");
-    }
-    if outcome.failure.is_some() {
-        print!("{}", disk::runner::failure(&outcome, args.ops_per_seed));
-        return ExitCode::FAILURE;
-    }
-    println!("clean");
-    ExitCode::SUCCESS
+    let more = option("--ops-per-seed", ops);
+    let repeat = format!("./dev sim disk --replay --seed 0x{seed:x}{more}");
+    repeated(args, &repeat, |watch| disk::runner::run_seed(seed, ops, &disk::Real, watch))
 }
 
 fn crash(args: &Args) -> ExitCode {

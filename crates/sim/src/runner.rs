@@ -3,20 +3,18 @@
 //! Which seeds run depends only on the first seed and the number of operations wanted, never on the
 //! threads: so the combined hash repeats too.
 
-use crate::ctx::Stats;
-use crate::faults::Fault;
+use crate::Nanos;
 use crate::judge::Failure;
-use crate::marks::Marks;
-use crate::swarm::Swarm;
-use crate::world::{Outcome, Watch, World};
-use mooncrate_check::oracle::Counts;
 use mooncrate_core::Now;
 use mooncrate_core::rng::Rng;
 use mooncrate_mem::clock::boottime;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
+
+/// Between two lines about how far it is.
+const PROGRESS_EVERY: Duration = Duration::from_secs(3);
 
 /// What to run.
 #[derive(Clone, Copy, Debug)]
@@ -33,17 +31,56 @@ pub struct Job {
     pub span: Option<Duration>,
 }
 
-/// What several runs came to.
+/// What a rig counts, beside operations.
+pub trait Tally: Clone + Default + Send {
+    /// What must have been met has been, after so many operations.
+    const ALL_MET_FROM_OPS: u64 = u64::MAX;
+
+    /// Adds what another run counted.
+    fn add(&mut self, other: &Self);
+
+    /// Values whose bytes were compared.
+    fn verified(&self) -> u64;
+
+    /// Rows of the table at the end.
+    fn rows(&self) -> Vec<(String, u64)>;
+
+    /// What must be met in a long run, and was not.
+    fn missing(&self) -> Vec<&'static str> {
+        Vec::new()
+    }
+}
+
+/// What became of a seed.
 #[derive(Clone, Debug, Default)]
-pub struct Sum {
+pub struct Outcome<T> {
+    /// The seed.
+    pub seed: u64,
+    /// Hash over everything that happened.
+    pub hash: u64,
+    /// Operations begun.
+    pub ops: u64,
+    /// Virtual time.
+    pub virtual_ns: Nanos,
+    /// What was counted.
+    pub tally: T,
+    /// The rule that was broken, if one was.
+    pub failure: Option<Failure>,
+    /// The lines around it, if words were asked for.
+    pub lines: Vec<String>,
+}
+
+/// What became of several.
+#[derive(Clone, Debug, Default)]
+pub struct Sum<T> {
     /// Seeds that ran.
     pub seeds: u64,
-    /// Counters.
-    pub stats: Stats,
-    /// What the oracles judged.
-    pub judged: Counts,
-    /// Rare situations reached.
-    pub marks: Marks,
+    /// Operations begun.
+    pub ops: u64,
+    /// Virtual time.
+    pub virtual_ns: Nanos,
+    /// What was counted.
+    pub tally: T,
     /// Hash over the traces of all seeds, whatever their order.
     pub hash: u64,
     /// The failure of the lowest seed that failed.
@@ -52,78 +89,59 @@ pub struct Sum {
     pub took: Duration,
 }
 
-impl Sum {
-    fn add(&mut self, outcome: &Outcome) {
+impl<T: Tally> Sum<T> {
+    fn add(&mut self, outcome: Outcome<T>) {
+        let Outcome { seed, hash, ops, virtual_ns, tally, failure, .. } = outcome;
         self.seeds += 1;
-        self.stats.ops += outcome.stats.ops;
-        self.stats.events += outcome.stats.events;
-        self.stats.virtual_ns += outcome.stats.virtual_ns;
-        for fault in 0..Fault::ALL.len() {
-            self.stats.faults[fault] += outcome.stats.faults[fault];
-        }
-        let (mine, theirs) = (&mut self.judged, outcome.judged);
-        mine.puts += theirs.puts;
-        mine.puts_unknown += theirs.puts_unknown;
-        mine.puts_refused += theirs.puts_refused;
-        mine.removes += theirs.removes;
-        mine.hits += theirs.hits;
-        mine.misses += theirs.misses;
-        mine.gets_failed += theirs.gets_failed;
-        self.marks.add(&outcome.marks);
-        let mixed =
-            (outcome.seed ^ outcome.hash.rotate_left(17)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.ops += ops;
+        self.virtual_ns += virtual_ns;
+        self.tally.add(&tally);
+        let mixed = (seed ^ hash.rotate_left(17)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         self.hash = self.hash.wrapping_add(mixed ^ (mixed >> 31));
-        if let Some(failure) = &outcome.failure
-            && self.failed.as_ref().is_none_or(|(seed, _)| *seed > outcome.seed)
+        if let Some(failure) = failure
+            && self.failed.as_ref().is_none_or(|(lowest, _)| *lowest > seed)
         {
-            self.failed = Some((outcome.seed, failure.clone()));
+            self.failed = Some((seed, failure));
         }
     }
 }
 
-/// Runs one seed. A panic in the code under test is a failure like any other.
-pub fn run_seed(seed: u64, ops: Option<u64>, watch: Watch) -> Outcome {
-    let run = || World::run(Swarm::draw(seed, ops), watch);
-    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
-        let text = panic
-            .downcast_ref::<String>()
-            .cloned()
-            .or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string));
-        let text = text.unwrap_or_else(|| "a panic without words".to_owned());
-        Outcome {
-            seed,
-            hash: 0,
-            stats: Stats::default(),
-            judged: Counts::default(),
-            marks: Marks::default(),
-            failure: Some(Failure { rule: "panic".to_owned(), text, key: None, op: 0 }),
-            lines: Vec::new(),
-        }
-    })
+/// How a rig runs seeds.
+pub struct Rig<'a, T> {
+    /// Seeds that one turn of a thread takes.
+    pub seeds_each: u64,
+    /// The operations that a seed draws.
+    pub ops_of: &'a (dyn Fn(u64) -> u64 + Sync),
+    /// Runs the seeds of these numbers; fewer if one fails.
+    pub run: &'a (dyn Fn(Range<u64>) -> Vec<Outcome<T>> + Sync),
 }
 
 /// Runs seeds until enough operations are done or a rule is broken; tells `progress` now and then.
-pub fn run(job: &Job, progress: impl Fn(&Sum) + Sync) -> Sum {
+pub fn run<T: Tally>(job: &Job, rig: &Rig<'_, T>, progress: impl Fn(&Sum<T>) + Sync) -> Sum<T> {
     let started = boottime();
-    let seeds = if job.span.is_some() { u64::MAX } else { seeds_for(job) };
-    let next = AtomicU64::new(0);
-    let stop = AtomicBool::new(false);
-    let sum = Mutex::new((Sum::default(), started));
+    let seeds = if job.span.is_some() { u64::MAX } else { seeds_for(job, rig.ops_of) };
+    let (next, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+    let sum: Mutex<(Sum<T>, Now)> = Mutex::new((Sum::default(), started));
     let over = || job.span.is_some_and(|span| boottime().since(started) >= span);
     let work = || {
         while !stop.load(Ordering::Relaxed) && !over() {
-            let at = next.fetch_add(1, Ordering::Relaxed);
-            if at >= seeds {
+            let from = next.fetch_add(rig.seeds_each, Ordering::Relaxed);
+            if from >= seeds {
                 return;
             }
-            let seed = seed_at(job.seed, at);
-            let outcome = run_seed(seed, job.ops_per_seed, Watch::default());
-            if outcome.failure.is_some() {
-                stop.store(true, Ordering::Relaxed);
+            let outcomes = (rig.run)(from..seeds.min(from + rig.seeds_each));
+            let failed = outcomes.iter().any(|outcome| outcome.failure.is_some());
+            stop.fetch_or(failed, Ordering::Relaxed);
+            let (sum, told) = &mut *sum.lock().expect("no run panics while it holds the lock");
+            for outcome in outcomes {
+                sum.add(outcome);
             }
-            let mut sum = sum.lock().expect("no run panics while it holds the lock");
-            sum.0.add(&outcome);
-            tell(&mut sum, started, &progress);
+            let now = boottime();
+            if now.since(*told) >= PROGRESS_EVERY {
+                *told = now;
+                sum.took = now.since(started);
+                progress(sum);
+            }
         }
     };
     std::thread::scope(|scope| {
@@ -137,44 +155,17 @@ pub fn run(job: &Job, progress: impl Fn(&Sum) + Sync) -> Sum {
     sum
 }
 
-fn tell(sum: &mut (Sum, Now), started: Now, progress: &impl Fn(&Sum)) {
-    let now = boottime();
-    if now.since(sum.1) >= Duration::from_secs(3) {
-        sum.1 = now;
-        sum.0.took = now.since(started);
-        progress(&sum.0);
-    }
-}
-
 /// The seeds of a run: the given one, then others that no other run begins with.
 pub(crate) fn seed_at(first: u64, at: u64) -> u64 {
     if at == 0 { first } else { Rng::new(first ^ at.rotate_right(20)).next() }
 }
 
 /// How many seeds it takes to do that many operations.
-fn seeds_for(job: &Job) -> u64 {
-    let mut ops = 0;
-    let mut seeds = 0;
+fn seeds_for(job: &Job, ops_of: impl Fn(u64) -> u64) -> u64 {
+    let (mut ops, mut seeds) = (0, 0);
     while ops < job.ops {
-        ops += Swarm::draw(seed_at(job.seed, seeds), job.ops_per_seed).ops.max(1);
+        ops += ops_of(seed_at(job.seed, seeds)).max(1);
         seeds += 1;
     }
     seeds
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const JOB: Job =
-        Job { seed: 500, ops: 6_000, ops_per_seed: Some(1_500), threads: 1, span: None };
-
-    #[test]
-    fn threads_change_nothing() {
-        let one = run(&JOB, |_| {});
-        let two = run(&Job { threads: 2, ..JOB }, |_| {});
-        assert_eq!(one.failed, None);
-        assert_eq!((one.seeds, one.hash), (4, two.hash));
-        assert_eq!(one.stats.ops, two.stats.ops);
-    }
 }

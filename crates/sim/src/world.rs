@@ -1,16 +1,16 @@
 //! The world: all actors of one run and the loop that lets one thing happen after the other.
 
 use crate::client::Client;
-use crate::ctx::{Ctx, Stats};
+use crate::ctx::Ctx;
 use crate::finale::Finale;
-use crate::judge::{self, Failure};
-use crate::marks::Marks;
+use crate::judge;
 use crate::master::Master;
 use crate::message::{Actor, Event};
 use crate::node::Node;
 use crate::operator::Draining;
 use crate::swarm::Swarm;
 use crate::trace::Trace;
+use crate::twin::{Outcome, Tally};
 use crate::{MS, Nanos};
 use mooncrate_core::rng::Rng;
 use std::collections::VecDeque;
@@ -56,25 +56,6 @@ pub struct Watch {
     pub until_op: Option<u64>,
 }
 
-/// What a run came to.
-#[derive(Clone, Debug)]
-pub struct Outcome {
-    /// Its seed.
-    pub seed: u64,
-    /// Hash of everything that happened.
-    pub hash: u64,
-    /// Counters.
-    pub stats: Stats,
-    /// What the oracle judged.
-    pub judged: mooncrate_check::oracle::Counts,
-    /// Rare situations reached.
-    pub marks: Marks,
-    /// The rule that was broken, if one was.
-    pub failure: Option<Failure>,
-    /// The lines around it.
-    pub lines: Vec<String>,
-}
-
 impl World {
     /// The cluster of a seed, before its first event.
     pub fn new(swarm: Swarm, watch: Watch) -> Self {
@@ -112,8 +93,7 @@ impl World {
         let seed = swarm.seed;
         let mut world = Self::new(swarm, watch);
         while world.step(watch.until_op) {}
-        let Self { mut ctx, .. } = world;
-        ctx.stats.virtual_ns = ctx.now;
+        let Self { ctx, .. } = world;
         let mut lines = Vec::new();
         if let Some(failure) = &ctx.failure {
             let words: Vec<String> = failure.key.iter().map(|key| format!("k{key}")).collect();
@@ -122,9 +102,9 @@ impl World {
         Outcome {
             seed,
             hash: ctx.trace.hash(),
-            stats: ctx.stats,
-            judged: ctx.oracle.counts(),
-            marks: ctx.marks,
+            ops: ctx.stats.ops,
+            virtual_ns: ctx.now,
+            tally: Tally { stats: ctx.stats, judged: ctx.oracle.counts(), marks: ctx.marks },
             failure: ctx.failure,
             lines,
         }

@@ -14,7 +14,7 @@ fn seeds_are_clean_and_repeat() {
         if let Some(failure) = &outcome.failure {
             panic!("seed {seed}: {failure}\n{}", outcome.lines.join("\n"));
         }
-        assert_eq!((outcome.hash, outcome.counts), (again.hash, again.counts), "seed {seed}");
+        assert_eq!((outcome.hash, outcome.tally), (again.hash, again.tally), "seed {seed}");
     }
 }
 

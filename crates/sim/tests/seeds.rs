@@ -3,7 +3,7 @@
 //! A seed guards its bug for as long as the draws stay the same; each bug also has a direct test in
 //! the crate it was in. To see a seed turn red, take its fix out and run it.
 
-use mooncrate_sim::runner::run_seed;
+use mooncrate_sim::twin::run_seed;
 use mooncrate_sim::world::Watch;
 
 fn clean(seed: u64, ops: Option<u64>) {
@@ -11,7 +11,7 @@ fn clean(seed: u64, ops: Option<u64>) {
     if let Some(failure) = &outcome.failure {
         panic!("seed 0x{seed:x}: {failure}\n{}", outcome.lines.join("\n"));
     }
-    assert!(outcome.judged.hits > 0, "seed 0x{seed:x} verified nothing");
+    assert!(outcome.tally.judged.hits > 0, "seed 0x{seed:x} verified nothing");
 }
 
 /// Proves that a failure can be repeated: nothing but the seed decides.
@@ -21,7 +21,7 @@ fn the_same_seed_is_the_same_run() {
         let hash = |words| {
             let watch = Watch { words, ..Watch::default() };
             let outcome = run_seed(seed, Some(600), watch);
-            (outcome.hash, outcome.stats, outcome.judged, outcome.failure)
+            (outcome.hash, outcome.tally, outcome.failure)
         };
         // Listening must not change what happens.
         assert_eq!(hash(false), hash(true), "seed {seed}");

@@ -14,9 +14,9 @@ fn seeds_are_clean_and_repeat() {
         if let Some(failure) = &outcome.failure {
             panic!("seed {seed}: {failure}\n{}", outcome.lines.join("\n"));
         }
-        assert_eq!((outcome.hash, outcome.judged), (again.hash, again.judged), "seed {seed}");
-        hits += outcome.judged.hits;
-        faults += outcome.faults.iter().sum::<u64>();
+        assert_eq!((outcome.hash, &outcome.tally), (again.hash, &again.tally), "seed {seed}");
+        hits += outcome.tally.judged.hits;
+        faults += outcome.tally.faults.iter().sum::<u64>();
     }
     assert!(hits > 500 && faults > 0, "{hits} values verified, {faults} faults");
 }

@@ -34,4 +34,5 @@ pub mod swarm;
 
 pub use counts::Counts;
 pub use real::Real;
-pub use rig::{Opens, Outcome, run};
+pub use rig::{Opens, run};
+pub use runner::Outcome;

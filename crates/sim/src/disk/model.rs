@@ -473,7 +473,8 @@ impl Opens for Wrong {
 
 mod tests {
     use super::*;
-    use crate::disk::rig::{Outcome, run};
+    use crate::disk::rig::run;
+    use crate::disk::runner::Outcome;
     use crate::disk::swarm::Load;
     use crate::world::Watch;
     use mooncrate_ssd::disk::sim::Rates;
@@ -557,7 +558,7 @@ mod tests {
     fn one_seed_is_one_run() {
         for seed in 0..12 {
             let (first, second) = (outcome(Wrong::Nothing, seed), outcome(Wrong::Nothing, seed));
-            assert_eq!((first.hash, first.counts), (second.hash, second.counts), "seed {seed}");
+            assert_eq!((first.hash, first.tally), (second.hash, second.tally), "seed {seed}");
         }
     }
 }

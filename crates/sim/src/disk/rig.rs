@@ -5,6 +5,7 @@ use super::baton::Baton;
 use super::counts::Counts;
 use super::harm::Weak;
 use super::oracle::{Opening, Oracle};
+use super::runner::{Outcome, Tally};
 use super::swarm::Swarm;
 use crate::judge::Failure;
 use crate::swarm::pick;
@@ -58,27 +59,6 @@ pub trait Opens: Sync {
         disk: Arc<dyn Disk>,
         found: &mut dyn FnMut(Record),
     ) -> Result<(Arc<dyn Backend>, Recovery), String>;
-}
-
-/// What a run came to.
-#[derive(Clone, Debug)]
-pub struct Outcome {
-    /// The seed.
-    pub seed: u64,
-    /// Hash over everything that happened.
-    pub hash: u64,
-    /// Operations of backends.
-    pub ops: u64,
-    /// Operations of disks.
-    pub disk_ops: u64,
-    /// What was judged.
-    pub counts: Counts,
-    /// Faults of the disk.
-    pub faults: sim::Counts,
-    /// A rule that was broken.
-    pub failure: Option<Failure>,
-    /// The last events in words, if asked for.
-    pub lines: Vec<String>,
 }
 
 /// What the actors of a run share.
@@ -247,9 +227,8 @@ pub fn run(mut swarm: Swarm, opens: &dyn Opens, watch: Watch) -> Outcome {
         seed: shared.swarm.seed,
         hash: inner.trace.hash(),
         ops: inner.ops,
-        disk_ops,
-        counts: inner.oracle.counts,
-        faults,
+        virtual_ns: 0,
+        tally: Tally { disk_ops, counts: inner.oracle.counts, faults },
         failure: inner.failure.clone(),
         lines: inner.lines(),
     })

@@ -27,52 +27,14 @@ pub use disks::Load;
 pub use plan::Plan;
 
 use crate::fibers;
-use crate::judge::Failure;
 use crate::trace::Trace;
 use crate::world::Watch;
 use crate::{MS, Nanos};
-use mooncrate_check::oracle::Counts;
-
-/// The result of a run.
-#[derive(Clone, Debug)]
-pub struct Outcome {
-    /// Its seed.
-    pub seed: u64,
-    /// Hash of everything that happened.
-    pub hash: u64,
-    /// Operations begun.
-    pub ops: u64,
-    /// What the oracle judged.
-    pub judged: Counts,
-    /// Faults of each kind of [`FAULTS`].
-    pub faults: [u64; FAULTS.len()],
-    /// Virtual time.
-    pub virtual_ns: Nanos,
-    /// The rule that was broken.
-    pub failure: Option<Failure>,
-    /// The last lines of the trace, if words were asked for.
-    pub lines: Vec<String>,
-}
+use runner::{Outcome, Tally};
 
 /// What the faults are called.
 pub const FAULTS: [&str; 8] =
     ["kill", "stop", "cut", "wall clock", "vanish", "leave", "reset", "flip"];
-
-impl Outcome {
-    /// Of a seed that did nothing.
-    fn of(seed: u64) -> Self {
-        Self {
-            seed,
-            hash: 0,
-            ops: 0,
-            judged: Counts::default(),
-            faults: [0; FAULTS.len()],
-            virtual_ns: 0,
-            failure: None,
-            lines: Vec::new(),
-        }
-    }
-}
 
 /// Virtual time after the faults have stopped, by which everything must be right.
 const FINALE: Nanos = 120_000 * MS;
@@ -93,5 +55,6 @@ pub fn run_seed(seed: u64, ops: Option<u64>, watch: Watch) -> Outcome {
     state::end();
     let (ops, judged, failure) = judge::end(ran.err());
     let lines = if failure.is_some() { trace.last_lines(&[], 60) } else { Vec::new() };
-    Outcome { seed, hash: trace.hash(), ops, judged, faults, virtual_ns, failure, lines }
+    let tally = Tally { judged, faults };
+    Outcome { seed, hash: trace.hash(), ops, virtual_ns, tally, failure, lines }
 }

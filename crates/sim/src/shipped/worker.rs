@@ -3,7 +3,8 @@
 //!
 //! A worker gets a range of seeds in its arguments and prints a line for each.
 
-use super::{Outcome, run_seed, tripwire};
+use super::runner::{Outcome, Tally};
+use super::{run_seed, tripwire};
 use crate::judge::Failure;
 use crate::runner::seed_at;
 use crate::world::Watch;
@@ -52,7 +53,7 @@ impl Task {
             let words = String::from_utf8_lossy(&output.stderr);
             let text = format!("the worker ended with {}: {words}", output.status);
             let failure = Failure { rule: "panic".to_owned(), text, key: None, op: 0 };
-            let died = Outcome { failure: Some(failure), ..Outcome::of(seed) };
+            let died = Outcome { seed, failure: Some(failure), ..Outcome::default() };
             return Ok(outcomes.into_iter().chain([died]).collect());
         }
         Ok(outcomes)
@@ -83,11 +84,11 @@ impl Task {
 
 /// An outcome as a line: numbers, then the failure, if there is one.
 fn write(outcome: &Outcome) -> String {
-    let judged = outcome.judged;
+    let Tally { judged, faults } = outcome.tally;
     let mut numbers = vec![outcome.seed, outcome.hash, outcome.ops, outcome.virtual_ns];
     numbers.extend([judged.puts, judged.puts_unknown, judged.puts_refused, judged.removes]);
     numbers.extend([judged.hits, judged.misses, judged.gets_failed]);
-    numbers.extend(outcome.faults);
+    numbers.extend(faults);
     let mut line = String::new();
     for number in numbers {
         write!(line, "{number} ").expect("a String takes everything");
@@ -120,8 +121,8 @@ fn read(line: &str) -> Option<Outcome> {
         let text = text.replace("\\n", "\n").replace("\\\\", "\\");
         Some(Failure { rule: rule.to_owned(), text, key: None, op: op.parse().ok()? })
     });
-    let faults = faults.try_into().ok()?;
-    Some(Outcome { hash, ops, judged, faults, virtual_ns, failure, ..Outcome::of(seed) })
+    let tally = Tally { judged, faults: faults.try_into().ok()? };
+    Some(Outcome { seed, hash, ops, virtual_ns, tally, failure, lines: Vec::new() })
 }
 
 #[cfg(test)]
@@ -139,13 +140,13 @@ mod tests {
         for failure in [None, Some(failure)] {
             let judged = Counts { puts: 1, hits: 5, gets_failed: 9, ..Counts::default() };
             let outcome = Outcome {
+                seed: 42,
                 hash: u64::MAX,
                 ops: 3,
-                judged,
-                faults: [1, 2, 3, 4, 5, 6, 7, 8],
                 virtual_ns: 4,
+                tally: Tally { judged, faults: [1, 2, 3, 4, 5, 6, 7, 8] },
                 failure,
-                ..Outcome::of(42)
+                lines: Vec::new(),
             };
             assert_eq!(format!("{:?}", read(&write(&outcome)).unwrap()), format!("{outcome:?}"));
         }
