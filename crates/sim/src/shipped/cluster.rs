@@ -13,6 +13,7 @@ use crate::{MS, Nanos};
 use mooncrate_client::{Client, ClientConfig};
 use mooncrate_core::door::Limits;
 use mooncrate_core::ids::name_hash;
+use mooncrate_core::plan::Medium;
 use mooncrate_core::rng::Rng;
 use mooncrate_core::{HostId, Incarnation, Slot};
 use mooncrate_lock::Mutex;
@@ -23,6 +24,7 @@ use mooncrate_rt as rt;
 use mooncrate_transfer::{EngineConfig, Segments};
 use mooncrate_wire::address::Bound;
 use mooncrate_wire::door::Keeper;
+use mooncrate_wire::message::SegmentRow;
 use mooncrate_wire::{
     Address, Hello, LinkKind, MasterLink, MasterPools, Masters, PoolConfig, Role, ServerConfig,
 };
@@ -127,9 +129,11 @@ impl Cluster {
             counts: [0; FAULTS.len()],
             lanes_made: 0,
         };
-        let process = fibers::process("etcd", fibers::host(Clock::draw(&mut this.rng)));
-        let etcd = Arc::clone(&this.etcd);
-        fibers::start(process, "main", move || etcd.serve());
+        if this.plan.masters > 1 {
+            let process = fibers::process("etcd", fibers::host(Clock::draw(&mut this.rng)));
+            let etcd = Arc::clone(&this.etcd);
+            fibers::start(process, "main", move || etcd.serve());
+        }
         let masters = (0..this.plan.masters).map(Kind::Master);
         let nodes = (0..this.plan.nodes).map(Kind::Node);
         let clients = (0..this.plan.clients.len()).map(Kind::Client);
@@ -254,7 +258,9 @@ impl Cluster {
                     let holds = at < plan.holders;
                     let client = Arc::new(client(&plan, &name, plan.clients[at], holds));
                     // Calls that find no memory prove little.
-                    while client.stat().map_or(0, |stat| stat.largest_free_run) == 0 {
+                    let takes =
+                        |row: &SegmentRow| row.open && row.offer.segment.medium() == Medium::Dram;
+                    while !client.stat().is_ok_and(|stat| stat.segments.iter().any(takes)) {
                         rt::sleep(AGAIN);
                     }
                     for lane in lanes {

@@ -82,28 +82,29 @@ impl Etcd {
             let mut state = self.state.lock();
             let before = state.store.revision;
             let now = fibers::true_time();
+            let mut next = now + LOOK.as_nanos() as u64;
             if state.leaderless_until <= now {
                 state.store.expire(rt::boottime());
-                while let Some(first) = state.requests.first_entry()
-                    && first.key().0 <= now
-                {
+                while let Some(first) = state.requests.first_entry() {
+                    if first.key().0 > now {
+                        next = next.min(first.key().0);
+                        break;
+                    }
                     let request = first.remove();
                     request(&mut state.store);
                 }
             } else {
                 // A new leader begins all leases anew.
                 state.store.renew_all(rt::boottime());
+                next = next.min(state.leaderless_until);
             }
-            let changed = state.store.revision != before;
-            let next = state.requests.first_key_value().map(|((due, _), _)| *due);
-            let pause =
-                next.map_or(LOOK, |due| LOOK.min(Duration::from_nanos(due.saturating_sub(now))));
-            if changed {
+            if state.store.revision != before {
                 drop(state);
                 self.changed.notify_waiters();
                 continue;
             }
-            self.came.wait_for(&mut state, pause.max(Duration::from_micros(1)));
+            let pause = Duration::from_nanos(next - now);
+            self.came.wait_for(&mut state, pause);
         }
     }
 
