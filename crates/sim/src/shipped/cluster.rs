@@ -1,7 +1,9 @@
 //! The processes of a run, the faults that befall them, and the finale.
 
+use super::bare::{Bare, Memory};
 use super::disks::{Disks, Mounted};
 use super::etcd::{Etcd, Reached};
+use super::hurts::{Hurt, Whom};
 use super::load::Lane;
 use super::operator::{Leaving, Operator};
 use super::{FAULTS, Plan, disks, judge, state};
@@ -15,7 +17,7 @@ use mooncrate_core::door::Limits;
 use mooncrate_core::ids::name_hash;
 use mooncrate_core::plan::Medium;
 use mooncrate_core::rng::Rng;
-use mooncrate_core::{HostId, Incarnation, Slot};
+use mooncrate_core::{HostId, Incarnation, NodeId, SegmentId, Slot};
 use mooncrate_lock::Mutex;
 use mooncrate_master::election::calls::Members;
 use mooncrate_master::{Election, ElectionConfig, Master, MasterConfig, Seat, serve_seat};
@@ -35,8 +37,6 @@ use std::time::Duration;
 const PLACES: usize = 1_000;
 /// Between two attempts of a node to register.
 const AGAIN: Duration = Duration::from_millis(50);
-/// The longest that a process stays stopped, cut off or dead, as a multiple of the serving lease.
-const FAULT_LEASES_MAX: u64 = 6;
 
 /// What a process of a name is, from its first start on.
 struct Place {
@@ -56,34 +56,6 @@ enum Kind {
     Client(usize),
 }
 
-/// What can befall a process, in the order of [`FAULTS`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Hurt {
-    Kill,
-    Stop,
-    Cut,
-    WallClock,
-    /// Its machine loses its power: nobody hears of it.
-    Vanish,
-    /// A node ends in order.
-    Leave,
-    /// A connection of it ends.
-    Reset,
-    /// A bit of a value in the memory of a node.
-    Flip,
-}
-
-const HURTS: [Hurt; FAULTS.len()] = [
-    Hurt::Kill,
-    Hurt::Stop,
-    Hurt::Cut,
-    Hurt::WallClock,
-    Hurt::Vanish,
-    Hurt::Leave,
-    Hurt::Reset,
-    Hurt::Flip,
-];
-
 /// What lasts until it is mended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
@@ -99,6 +71,8 @@ enum Fault {
 }
 
 type Registered = Arc<Mutex<Option<Arc<Node>>>>;
+/// The client of a process, once it has begun.
+type Begun = Arc<Mutex<Option<Arc<Client>>>>;
 
 pub(super) struct Cluster {
     plan: Arc<Plan>,
@@ -107,6 +81,8 @@ pub(super) struct Cluster {
     etcd: Arc<Etcd>,
     /// The nodes, as they were registered last.
     nodes: Vec<Registered>,
+    memories: Vec<Memory>,
+    clients: Vec<Begun>,
     disks: Disks,
     leaving: Arc<Mutex<Leaving>>,
     next_fault: Nanos,
@@ -122,6 +98,8 @@ impl Cluster {
             places: Vec::new(),
             etcd: Etcd::new(plan.seed, !plan.calm),
             nodes: (0..plan.nodes).map(|_| Arc::default()).collect(),
+            memories: (0..plan.nodes).map(|_| Arc::default()).collect(),
+            clients: plan.clients.iter().map(|_| Arc::default()).collect(),
             disks: Disks::new(plan.seed, plan.disks.clone(), plan.nodes),
             leaving: Arc::default(),
             plan: Arc::new(plan),
@@ -151,6 +129,9 @@ impl Cluster {
         if this.plan.operator {
             this.hire_operator();
         }
+        for node in 0..this.plan.nodes {
+            this.read_bare(node);
+        }
         this.next_fault = this.fault_pause();
         this
     }
@@ -161,7 +142,7 @@ impl Cluster {
     }
 
     fn fault_pause(&mut self) -> Nanos {
-        match self.plan.fault_every {
+        match self.plan.hurts.every {
             0 => Nanos::MAX,
             every => fibers::true_time() + 1 + self.rng.below(2 * every),
         }
@@ -203,11 +184,15 @@ impl Cluster {
         let end = fibers::true_time() + time;
         let host = fibers::host(Clock::draw(&mut self.rng));
         let process = fibers::process("operator", host);
+        let reads = self.read_last();
         let lane = self.lane(process);
         let done = Arc::new(Mutex::new(false));
         let (plan, told) = (Arc::clone(&self.plan), Arc::clone(&done));
         fibers::start(process, "operator", move || {
             let client = Arc::new(client(&plan, "operator", None, false));
+            while *reads.lock() > 0 {
+                rt::sleep(AGAIN);
+            }
             loop {
                 let lane = lane(Arc::clone(&client));
                 lane.remove_all();
@@ -246,12 +231,19 @@ impl Cluster {
                 let process = fibers::process(&format!("node-{at}"), host);
                 let place = Arc::clone(&self.nodes[at]);
                 *place.lock() = None;
+                let memory = Arc::clone(&self.memories[at]);
                 let disks = self.disks.mount(at, start, &self.list());
-                fibers::start(process, "main", move || own(&plan, at, &place, &disks));
+                fibers::start(process, "main", move || {
+                    let node = own(&plan, at, &disks);
+                    *memory.lock() = node.segments().get(SegmentId::of(node_id(at), 0));
+                    *place.lock() = Some(node);
+                });
                 process
             }
             Kind::Client(at) => {
                 let process = fibers::process(&format!("client-{at}"), host);
+                let begun = Arc::clone(&self.clients[at]);
+                *begun.lock() = None;
                 let lanes: Vec<_> = (0..plan.lanes).map(|_| self.lane(process)).collect();
                 fibers::start(process, "main", move || {
                     let name = format!("client-{at}");
@@ -267,6 +259,7 @@ impl Cluster {
                         let lane = lane(Arc::clone(&client));
                         let _ = rt::spawn("lane", move || lane.work());
                     }
+                    *begun.lock() = Some(client);
                 });
                 process
             }
@@ -301,6 +294,42 @@ impl Cluster {
         });
     }
 
+    /// Readers on the machine of a node that count on leases alone.
+    fn read_bare(&mut self, node: usize) {
+        let name = format!("bare-{node}");
+        let process = fibers::process(&name, self.places[self.plan.masters + node].host);
+        for number in 0..self.plan.bare {
+            let (plan, memory) = (Arc::clone(&self.plan), Arc::clone(&self.memories[node]));
+            let (rng, name) = (Rng::new(self.rng.next()), format!("{name}-{number}"));
+            fibers::start(process, "bare", move || {
+                let master = master_link(&plan, Role::Client, &name);
+                Bare { master, memory, rng, plan }.work();
+            });
+        }
+    }
+
+    /// Lets every client read every key; how many of them still do.
+    fn read_last(&mut self) -> Arc<Mutex<usize>> {
+        let left = Arc::new(Mutex::new(self.clients.len()));
+        for at in 0..self.clients.len() {
+            let process = self.places[self.plan.masters + self.plan.nodes + at].process;
+            let (lane, begun) = (self.lane(process), Arc::clone(&self.clients[at]));
+            let left = Arc::clone(&left);
+            fibers::start(process, "last reads", move || {
+                let client = loop {
+                    let client = begun.lock().clone();
+                    if let Some(client) = client {
+                        break client;
+                    }
+                    rt::sleep(AGAIN);
+                };
+                lane(client).read_all();
+                *left.lock() -= 1;
+            });
+        }
+        left
+    }
+
     /// A node shall end in order, or has.
     fn follow_leaving(&mut self) {
         let (asked, stopped) = {
@@ -316,7 +345,7 @@ impl Cluster {
             fibers::kill(self.places[at].process);
             // Not back before the operator has looked.
             let lease = self.plan.catalog.serve_lease.as_nanos() as u64;
-            self.places[at].mends = Some((self.mends_at() + lease, Fault::Dead));
+            self.places[at].mends = Some((self.mends_at(Kind::Node(node)) + lease, Fault::Dead));
             self.leaving.lock().left = Some(node);
         }
     }
@@ -335,19 +364,38 @@ impl Cluster {
         self.places[at].mends = Some((Nanos::MAX, Fault::Leaving));
     }
 
-    /// When a fault that begins now is mended.
-    fn mends_at(&mut self) -> Nanos {
-        let lease = self.plan.catalog.serve_lease.as_nanos() as u64;
-        let long = if self.rng.chance(500) { lease / 4 } else { FAULT_LEASES_MAX * lease };
+    /// When a fault that begins now is mended. One of a master that others may replace outlasts its term at times.
+    fn mends_at(&mut self, kind: Kind) -> Nanos {
+        let mut unit = self.plan.catalog.serve_lease;
+        if matches!(kind, Kind::Master(_)) && self.plan.masters > 1 {
+            unit = unit.max(self.plan.term);
+        }
+        let unit = unit.as_nanos() as u64;
+        let short = self.rng.chance(500);
+        let long = if short { unit / 4 } else { self.plan.hurts.leases_max * unit };
         fibers::true_time() + 1 + self.rng.below(long)
     }
 
+    /// Somebody, as the plan says.
+    fn victim(&mut self) -> usize {
+        let (masters, nodes) = (self.plan.masters, self.plan.nodes);
+        let among = match self.plan.hurts.whom {
+            Whom::All => 0..self.places.len(),
+            Whom::Masters => 0..masters,
+            Whom::Nodes => masters..masters + nodes,
+            Whom::Clients => masters + nodes..self.places.len(),
+        };
+        among.start + self.rng.below(among.len() as u64) as usize
+    }
+
     fn hurt(&mut self) {
-        let at = self.rng.below(self.places.len() as u64) as usize;
-        let other = self.rng.below(self.places.len() as u64) as usize;
+        let at = self.victim();
+        // Most who are cut off cannot reach a master.
+        let others = if self.rng.chance(500) { self.plan.masters } else { self.places.len() };
+        let other = self.rng.below(others as u64) as usize;
         let Place { kind, process, host, mends, .. } = self.places[at];
-        let until = self.mends_at();
-        let hurt = *pick(&mut self.rng, &HURTS);
+        let until = self.mends_at(kind);
+        let hurt = *pick(&mut self.rng, &self.plan.hurts.kinds);
         if mends.is_some() {
             return;
         }
@@ -356,8 +404,7 @@ impl Cluster {
         let possible = match hurt {
             Hurt::Cut => at != other,
             Hurt::Vanish => alone,
-            Hurt::Leave => is_node,
-            Hurt::Flip => is_node && self.plan.flips,
+            Hurt::Leave | Hurt::Flip => is_node,
             _ => true,
         };
         if !possible {
@@ -437,6 +484,11 @@ impl Cluster {
 
 fn failed(rule: &str, text: String) -> Failure {
     Failure { rule: rule.to_owned(), text, key: None, op: judge::ops() }
+}
+
+/// The id of a node.
+fn node_id(at: usize) -> NodeId {
+    NodeId::named(&format!("node-{at}"))
 }
 
 fn address_of_master(at: usize) -> Address {
@@ -530,7 +582,7 @@ fn master_link(plan: &Plan, role: Role, name: &str) -> MasterLink {
 }
 
 /// A node process.
-fn own(plan: &Plan, at: usize, place: &Mutex<Option<Arc<Node>>>, disks: &Mounted) {
+fn own(plan: &Plan, at: usize, disks: &Mounted) -> Arc<Node> {
     let name = format!("node-{at}");
     let tcp: Address = format!("10.0.1.{at}:9090").parse().expect("it is one");
     let unix = Address::Unix(format!("/run/{name}").into());
@@ -554,10 +606,7 @@ fn own(plan: &Plan, at: usize, place: &Mutex<Option<Arc<Node>>>, disks: &Mounted
             Ok(node)
         });
         match registered {
-            Ok(node) => {
-                *place.lock() = Some(node);
-                return;
-            }
+            Ok(node) => return node,
             Err(error) => {
                 fibers::note(8, at as u64, || format!("node {at} is not registered: {error}"));
             }

@@ -98,6 +98,11 @@ pub(super) fn may_begin() -> bool {
     })
 }
 
+/// Whether no further operation begins.
+pub(super) fn is_over() -> bool {
+    with(|judge| judge.ops >= judge.ops_max || judge.failure.is_some())
+}
+
 pub(super) fn key(at: usize) -> Key {
     with(|judge| judge.keys[at].clone())
 }

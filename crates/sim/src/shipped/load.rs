@@ -203,6 +203,10 @@ impl Lane {
                 self.rest(PAUSE_NANOS_MAX);
             }
             if self.rng.chance(100) {
+                // Its time may be over then, and another put of the key under way.
+                self.rest(2 * self.plan.catalog.put_timeout.as_nanos() as u64);
+            }
+            if self.rng.chance(100) {
                 self.client.session_revoke(&session);
                 return false;
             }
@@ -363,14 +367,14 @@ impl Lane {
 }
 
 /// Adds the error of a call to the trace.
-fn say<T>(key: usize, done: &Result<T, Error>) {
+pub(super) fn say<T>(key: usize, done: &Result<T, Error>) {
     if let Err(error) = done {
         fibers::note(10, key as u64, || format!("k{key} error: {error}"));
     }
 }
 
 /// The result of a get, for the oracle. Where no fault flips bits a corrupt value is a bug.
-fn judged(flips: bool, got: Result<Option<Vec<u8>>, Error>, key: &judge::Key) -> Got {
+pub(super) fn judged(flips: bool, got: Result<Option<Vec<u8>>, Error>, key: &judge::Key) -> Got {
     match got {
         Ok(Some(value)) => Got::of(&value, key.hash),
         Ok(None) => Got::Miss,

@@ -11,10 +11,13 @@
 //!
 //! Deliberately absent, so far: GPUs, guards.
 
+mod bare;
 mod cluster;
 mod disks;
 mod etcd;
+mod hurts;
 mod judge;
+mod last;
 mod load;
 mod operator;
 mod plan;

@@ -1,6 +1,7 @@
 //! What a seed draws before it runs.
 
 use super::disks;
+use super::hurts::Hurts;
 use super::load::Deed;
 use crate::swarm::{between, pick};
 use crate::{MS, Nanos};
@@ -43,8 +44,10 @@ pub struct Plan {
     pub pause: Nanos,
     /// How often each deed happens, among all.
     pub(super) shares: Vec<(Deed, u64)>,
-    /// Between two faults, on average; 0: none.
-    pub fault_every: Nanos,
+    /// Which faults befall whom, and how often.
+    pub hurts: Hurts,
+    /// Readers on the machine of each node that count on leases alone.
+    pub bare: u64,
     /// Whether bits in the memory of nodes flip.
     pub flips: bool,
     /// Whether somebody empties nodes, lets them leave, and gives them memory.
@@ -82,6 +85,7 @@ impl Plan {
         let mut client = || rng.chance(near).then(|| rng.below(nodes as u64) as usize);
         let clients = std::iter::repeat_with(&mut client).take(4).collect::<Vec<_>>();
         let clients = clients[..between(rng, 1, 4) as usize].to_vec();
+        let flips = rng.chance(150);
         let mut this = Self {
             seed,
             ops: ops.unwrap_or_else(|| between(rng, OPS.0, OPS.1)),
@@ -96,8 +100,9 @@ impl Plan {
             call_time: Duration::from_millis(*pick(rng, &[100, 1_000, 5_000])),
             pause: *pick(rng, &[0, MS, 10 * MS]),
             shares: Deed::ALL.map(|deed| (deed, *pick(rng, deed.shares()))).into(),
-            fault_every: *pick(rng, &[0, 100 * MS, 500 * MS, 3_000 * MS]),
-            flips: rng.chance(150),
+            hurts: Hurts::draw(seed, flips),
+            bare: *pick(rng, &[0, 1, 3]),
+            flips,
             operator: rng.chance(300) && nodes > 1,
             calm: rng.chance(200),
             holders: *pick(rng, &[0, 0, 1, 4]),
@@ -129,7 +134,8 @@ impl Plan {
 
     /// Nothing that may take a value away: no faults, and room also for what was removed or replaced and waits for leases.
     fn calm_down(&mut self) {
-        (self.fault_every, self.flips) = (0, false);
+        self.hurts.calm_down();
+        self.flips = false;
         self.nodes = self.nodes.max(2);
         (self.segment_bytes, self.slots) = (4 << 20, 4_096);
         self.keys = self.keys.min(16);

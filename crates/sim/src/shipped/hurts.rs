@@ -1,0 +1,84 @@
+//! Which faults a seed draws: how often, of which kinds, for whom, and for how long.
+//!
+//! Some bugs show only after many faults of one kind, and others end that run before: a master that is killed drops the
+//! leases whose end is looked for. So some seeds have only one kind of fault, or only faults of one role.
+
+use super::FAULTS;
+use crate::swarm::{between, pick};
+use crate::{MS, Nanos};
+use mooncrate_core::rng::Rng;
+
+/// What can befall a process, in the order of [`FAULTS`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Hurt {
+    Kill,
+    Stop,
+    Cut,
+    WallClock,
+    /// Its machine loses its power: nobody hears of it.
+    Vanish,
+    /// A node ends in order.
+    Leave,
+    /// A connection of it ends.
+    Reset,
+    /// A bit of a value in the memory of a node.
+    Flip,
+}
+
+impl Hurt {
+    const ALL: [Self; FAULTS.len()] = [
+        Self::Kill,
+        Self::Stop,
+        Self::Cut,
+        Self::WallClock,
+        Self::Vanish,
+        Self::Leave,
+        Self::Reset,
+        Self::Flip,
+    ];
+}
+
+/// Whom faults befall.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Whom {
+    All,
+    Masters,
+    Nodes,
+    Clients,
+}
+
+/// The faults of a run.
+#[derive(Clone, Debug)]
+pub struct Hurts {
+    /// Between two faults, on average; 0: none.
+    pub(super) every: Nanos,
+    /// The kinds, each as likely as the others.
+    pub(super) kinds: Vec<Hurt>,
+    pub(super) whom: Whom,
+    /// How long a process stays stopped, cut off or dead, at most; as a multiple of the serving lease.
+    pub(super) leases_max: u64,
+}
+
+impl Hurts {
+    /// From a stream of its own: the other choices of a seed stay the same.
+    pub(super) fn draw(seed: u64, flips: bool) -> Self {
+        let rng = &mut Rng::stream(seed, "hurts");
+        let every = *pick(rng, &[0, 100 * MS, 300 * MS, 500 * MS, 3_000 * MS]);
+        let mut kinds = Hurt::ALL.to_vec();
+        kinds.retain(|kind| flips || *kind != Hurt::Flip);
+        if rng.chance(600) {
+            let many = between(rng, 1, 3);
+            let lasting = [Hurt::Kill, Hurt::Stop, Hurt::Cut, Hurt::Cut, Hurt::WallClock];
+            let mut some: Vec<Hurt> = (0..many).map(|_| *pick(rng, &lasting)).collect();
+            some.extend(flips.then_some(Hurt::Flip));
+            kinds = some;
+        }
+        let whom = [Whom::All, Whom::All, Whom::Masters, Whom::Nodes, Whom::Clients];
+        Self { every, kinds, whom: *pick(rng, &whom), leases_max: *pick(rng, &[2, 6, 6, 30]) }
+    }
+
+    /// No faults.
+    pub(super) fn calm_down(&mut self) {
+        self.every = 0;
+    }
+}
