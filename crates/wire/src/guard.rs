@@ -131,6 +131,10 @@ impl Guard {
 impl Probes {
     /// Looks at the probes, begins new ones where that is due; whether a master was reached.
     fn reached(&mut self, pools: &MasterPools) -> bool {
+        // Before old ones are dropped: who calls rarely sees an answer late.
+        if self.look(pools) {
+            return true;
+        }
         let now = boottime();
         self.sent.retain(|(_, probe)| probe.age(now) < PROBE_TIME_MAX);
         if self.sent.is_empty() && now >= self.next {
@@ -144,8 +148,9 @@ impl Probes {
                 let left = GRACE.saturating_sub(boottime().since(now));
                 Probe::wait(self.sent.iter().map(|(_, probe)| probe), left);
             }
+            return self.look(pools);
         }
-        self.look(pools)
+        false
     }
 
     fn look(&mut self, pools: &MasterPools) -> bool {

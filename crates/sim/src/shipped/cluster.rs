@@ -17,7 +17,7 @@ use mooncrate_core::door::Limits;
 use mooncrate_core::ids::name_hash;
 use mooncrate_core::plan::Medium;
 use mooncrate_core::rng::Rng;
-use mooncrate_core::{HostId, Incarnation, NodeId, SegmentId, Slot};
+use mooncrate_core::{HostId, Incarnation, NodeId, SegmentId, Slot, TenantId};
 use mooncrate_lock::Mutex;
 use mooncrate_master::election::calls::Members;
 use mooncrate_master::{Election, ElectionConfig, Master, MasterConfig, Seat, serve_seat};
@@ -28,7 +28,8 @@ use mooncrate_wire::address::Bound;
 use mooncrate_wire::door::Keeper;
 use mooncrate_wire::message::SegmentRow;
 use mooncrate_wire::{
-    Address, Hello, LinkKind, MasterLink, MasterPools, Masters, PoolConfig, Role, ServerConfig,
+    Address, Hello, LinkKind, MasterApi, MasterLink, MasterPools, Masters, PoolConfig, Role,
+    ServerConfig,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -71,6 +72,8 @@ enum Fault {
 }
 
 type Registered = Arc<Mutex<Option<Arc<Node>>>>;
+/// Makes a lane of the client of a process.
+type MakeLane = Box<dyn Fn(Arc<Client>) -> Lane + Send>;
 /// The client of a process, once it has begun.
 type Begun = Arc<Mutex<Option<Arc<Client>>>>;
 
@@ -224,7 +227,8 @@ impl Cluster {
             Kind::Master(at) => {
                 let process = fibers::process(&format!("master-{at}"), host);
                 let etcd = Reached { etcd: Arc::clone(&self.etcd), master: at };
-                fibers::start(process, "main", move || lead(&plan, at, start, etcd));
+                let lanes = self.lanes(plan.lanes_of_master, process);
+                fibers::start(process, "main", move || lead(&plan, at, start, etcd, lanes));
                 process
             }
             Kind::Node(at) => {
@@ -233,10 +237,16 @@ impl Cluster {
                 *place.lock() = None;
                 let memory = Arc::clone(&self.memories[at]);
                 let disks = self.disks.mount(at, start, &self.list());
+                let lanes = self.lanes(plan.lanes_of_nodes, process);
                 fibers::start(process, "main", move || {
                     let node = own(&plan, at, &disks);
                     *memory.lock() = node.segments().get(SegmentId::of(node_id(at), 0));
+                    let segments = Arc::clone(node.segments());
                     *place.lock() = Some(node);
+                    let name = format!("node-{at}");
+                    let master = Arc::new(master_link(&plan, Role::Client, &name));
+                    let client = Arc::new(client_over(&plan, &name, false, master, segments));
+                    set_to_work(&client, lanes);
                 });
                 process
             }
@@ -244,21 +254,12 @@ impl Cluster {
                 let process = fibers::process(&format!("client-{at}"), host);
                 let begun = Arc::clone(&self.clients[at]);
                 *begun.lock() = None;
-                let lanes: Vec<_> = (0..plan.lanes).map(|_| self.lane(process)).collect();
+                let lanes = self.lanes(plan.lanes, process);
                 fibers::start(process, "main", move || {
                     let name = format!("client-{at}");
                     let holds = at < plan.holders;
                     let client = Arc::new(client(&plan, &name, plan.clients[at], holds));
-                    // Calls that find no memory prove little.
-                    let takes =
-                        |row: &SegmentRow| row.open && row.offer.segment.medium() == Medium::Dram;
-                    while !client.stat().is_ok_and(|stat| stat.segments.iter().any(takes)) {
-                        rt::sleep(AGAIN);
-                    }
-                    for lane in lanes {
-                        let lane = lane(Arc::clone(&client));
-                        let _ = rt::spawn("lane", move || lane.work());
-                    }
+                    set_to_work(&client, lanes);
                     *begun.lock() = Some(client);
                 });
                 process
@@ -281,6 +282,10 @@ impl Cluster {
             let rng = Rng::stream(plan.seed ^ number.rotate_right(16), "lane");
             Lane { client, process, rng, plan: Arc::clone(&plan) }
         }
+    }
+
+    fn lanes(&mut self, count: usize, process: ProcessId) -> Vec<MakeLane> {
+        (0..count).map(|_| Box::new(self.lane(process)) as MakeLane).collect()
     }
 
     fn hire_operator(&mut self) {
@@ -343,6 +348,7 @@ impl Cluster {
         let at = self.plan.masters + node;
         if self.places[at].mends.is_some_and(|(_, fault)| fault == Fault::Leaving) {
             fibers::kill(self.places[at].process);
+            judge::killed(self.places[at].process);
             // Not back before the operator has looked.
             let lease = self.plan.catalog.serve_lease.as_nanos() as u64;
             self.places[at].mends = Some((self.mends_at(Kind::Node(node)) + lease, Fault::Dead));
@@ -472,6 +478,7 @@ impl Cluster {
                 Fault::Dead | Fault::Leaving => {
                     if fault == Fault::Leaving {
                         fibers::kill(process);
+                        judge::killed(process);
                     }
                     let process = self.make(kind, self.places[at].host, start + 1);
                     self.places[at].process = process;
@@ -496,7 +503,7 @@ fn address_of_master(at: usize) -> Address {
 }
 
 /// A master process. Alone, a later start knows nothing of an earlier one but that it was there.
-fn lead(plan: &Plan, at: usize, start: u64, etcd: Reached) {
+fn lead(plan: &Arc<Plan>, at: usize, start: u64, etcd: Reached, lanes: Vec<MakeLane>) {
     let address = address_of_master(at);
     let listens = Bound::listen(&address).expect("a world listens anywhere");
     let alone = plan.masters == 1;
@@ -521,6 +528,11 @@ fn lead(plan: &Plan, at: usize, start: u64, etcd: Reached) {
     let server = ServerConfig { name: "master".to_owned(), keeper, ..ServerConfig::default() };
     let serving = serve_seat(&seat, tick, &[listens], &server, plan.workers);
     std::mem::forget(serving.expect("a world starts threads"));
+    if let Some(master) = seat.master().filter(|_| alone && !lanes.is_empty()) {
+        let scope = master.scope(TenantId::DEFAULT);
+        let client = client_over(plan, "master-0", false, scope, Arc::default());
+        let _ = rt::spawn("begin", move || set_to_work(&Arc::new(client), lanes));
+    }
     loop {
         state::trouble(start);
         rt::sleep(plan.catalog.serve_lease / 4);
@@ -616,6 +628,19 @@ fn own(plan: &Plan, at: usize, disks: &Mounted) -> Arc<Node> {
 }
 
 fn client(plan: &Plan, name: &str, near: Option<usize>, holds: bool) -> Client {
+    let host = near.map_or_else(|| name.to_owned(), |node| format!("node-{node}"));
+    let master = Arc::new(master_link(plan, Role::Client, name));
+    client_over(plan, &host, holds, master, Arc::default())
+}
+
+/// A client on a host. `segments`: those of a node in the same process.
+fn client_over(
+    plan: &Plan,
+    host: &str,
+    holds: bool,
+    master: Arc<dyn MasterApi>,
+    segments: Arc<Segments>,
+) -> Client {
     let config = ClientConfig {
         call_time: plan.call_time,
         replicas: plan.replicas,
@@ -623,9 +648,18 @@ fn client(plan: &Plan, name: &str, near: Option<usize>, holds: bool) -> Client {
         holds,
         ..ClientConfig::default()
     };
-    let host = near.map_or_else(|| name.to_owned(), |node| format!("node-{node}"));
-    let host = HostId(name_hash(&host));
-    let engine = EngineConfig { host, ..EngineConfig::default() };
-    let master = Arc::new(master_link(plan, Role::Client, name));
-    Client::new(config, engine, master, Arc::new(Segments::default()))
+    let engine = EngineConfig { host: HostId(name_hash(host)), ..EngineConfig::default() };
+    Client::new(config, engine, master, segments)
+}
+
+/// Lets lanes begin, once there is memory: calls that find none prove little.
+fn set_to_work(client: &Arc<Client>, lanes: Vec<MakeLane>) {
+    let takes = |row: &SegmentRow| row.open && row.offer.segment.medium() == Medium::Dram;
+    while !client.stat().is_ok_and(|stat| stat.segments.iter().any(takes)) {
+        rt::sleep(AGAIN);
+    }
+    for lane in lanes {
+        let lane = lane(Arc::clone(client));
+        let _ = rt::spawn("lane", move || lane.work());
+    }
 }

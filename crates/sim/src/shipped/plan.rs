@@ -6,6 +6,7 @@ use super::load::Deed;
 use crate::swarm::{between, pick};
 use crate::{MS, Nanos};
 use mooncrate_core::catalog::Config;
+use mooncrate_core::evict::PolicyKind;
 use mooncrate_core::place::PlacementKind;
 use mooncrate_core::rng::Rng;
 use std::time::Duration;
@@ -32,6 +33,10 @@ pub struct Plan {
     pub holders: usize,
     /// Threads of each that make calls.
     pub lanes: usize,
+    /// The same in the process of each node, and in that of a master that stands alone; 0: it has no client.
+    pub lanes_of_nodes: usize,
+    /// The master's.
+    pub lanes_of_master: usize,
     /// Keys.
     pub keys: u64,
     /// Bytes of the longest value.
@@ -75,6 +80,7 @@ impl Plan {
         let catalog = Config {
             high_permille: high,
             low_permille: high - between(rng, 20, 200) as u32,
+            policy: *pick(rng, &PolicyKind::ALL),
             placement: *pick(rng, &[PlacementKind::Random, PlacementKind::LeastLoaded]),
             stripe_bytes: *pick(rng, &[8 << 10, 64 << 20]),
             seed,
@@ -94,6 +100,8 @@ impl Plan {
             slots: *pick(rng, &[16, 64, 256]),
             clients,
             lanes: between(rng, 1, 3) as usize,
+            lanes_of_nodes: *pick(rng, &[0, 0, 0, 1, 2]),
+            lanes_of_master: *pick(rng, &[0, 0, 0, 1, 2]),
             keys: between(rng, 3, 48),
             value_bytes_max: *pick(rng, &[100, 3_000, 20_000, 60_000]),
             replicas: *pick(rng, &[1, 1, 2]),

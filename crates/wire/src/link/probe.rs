@@ -25,6 +25,7 @@ pub(crate) struct Probe {
     socket: Socket,
     /// What is sent once there is a connection; empty: it was sent.
     hello: Vec<u8>,
+    /// When it was begun, and then when the hello was sent.
     began: Now,
 }
 
@@ -53,7 +54,7 @@ impl Probe {
             .collect()
     }
 
-    /// How long ago it was asked.
+    /// How long ago its last step was.
     pub(crate) fn age(&self, now: Now) -> Duration {
         now.since(self.began)
     }
@@ -69,7 +70,10 @@ impl Probe {
             }
             // A hello is smaller than the empty buffer of a new socket.
             match send(&self.socket, &self.hello, SendFlags::NOSIGNAL) {
-                Ok(count) if count == self.hello.len() => self.hello.clear(),
+                Ok(count) if count == self.hello.len() => {
+                    self.hello.clear();
+                    self.began = boottime();
+                }
                 Err(Errno::AGAIN) => return Seen::Nothing,
                 _ => return Seen::Gone,
             }

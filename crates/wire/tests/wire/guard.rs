@@ -5,6 +5,7 @@ use crate::masters::{Master, Mood, narrow, until};
 use crate::toy::hello;
 use mooncrate_wire::clock::boottime;
 use mooncrate_wire::{CallError, MasterApi, MasterLink, MasterPools, Masters, PoolConfig};
+use std::io::{Read, Write};
 use std::time::Duration;
 
 /// Long enough that silence counts as such.
@@ -80,6 +81,33 @@ fn masters_without_a_leader_are_asked_again_when_one_leads() {
     fails_at_once(&link);
     masters[1].becomes(Mood::Leads);
     comes_back(&link);
+}
+
+/// A probe that is answered after its caller has left is seen by the next call, however late that comes. Was: a client
+/// that called every two seconds or less often, over a network that takes a millisecond, was cut off for good.
+#[test]
+fn who_calls_rarely_sees_the_answer_to_a_probe() {
+    let master = Master::start(Mood::Leads);
+    let at = master.at.clone();
+    let link = guarded(&[&at]);
+    ping(&link).unwrap();
+    drop(master);
+    ping(&link).unwrap_err();
+    let slow = std::net::TcpListener::bind(&at).unwrap();
+    let server = std::thread::spawn(move || {
+        let (mut peer, _) = slow.accept().unwrap();
+        assert!(peer.read(&mut [0; 16]).unwrap() > 0);
+        std::thread::sleep(Duration::from_millis(30));
+        peer.write_all(&[1]).unwrap();
+        peer
+    });
+    let error = ping(&link).unwrap_err();
+    assert!(matches!(error, CallError::Away { .. }), "{error}");
+    let _answered = server.join().unwrap();
+    std::thread::sleep(Duration::from_millis(2_100));
+    // Sent, to a port where nobody is any more.
+    let error = ping(&link).unwrap_err();
+    assert!(!matches!(error, CallError::Away { .. }), "{error}");
 }
 
 /// One short call without an answer proves nothing: a master that is busy for a moment is asked on.
