@@ -11,12 +11,15 @@ const RATE_PPM_MAX: u64 = 4_000;
 /// A step of the wall clock.
 pub const WALL_STEP: u64 = 3_600_000_000_000;
 
+/// Far enough from zero to be set back often.
+const WALL_START: u64 = 1000 * WALL_STEP;
+
 /// The clocks of one host.
 #[derive(Clone, Debug)]
 pub struct Clock {
     offset: u64,
     rate_ppm: i64,
-    /// Wall clock minus monotonic clock; starts far enough from zero to be set back often.
+    /// Wall clock minus monotonic clock.
     wall: u64,
 }
 
@@ -26,7 +29,7 @@ impl Clock {
         let offset = 1_000_000_000 + rng.below(1 << 40);
         let rate = i64::try_from(rng.below(2 * RATE_PPM_MAX + 1)).expect("a small number");
         let drift = i64::try_from(RATE_PPM_MAX).expect("a small number");
-        Self { offset, rate_ppm: rate - drift, wall: 1000 * WALL_STEP }
+        Self { offset, rate_ppm: rate - drift, wall: WALL_START }
     }
 
     /// What the monotonic clock says at the true time `at`.
@@ -53,6 +56,11 @@ impl Clock {
     pub fn step_wall(&mut self, forward: bool) {
         let forward = forward || canary::on(Canary::WallClockLease);
         self.wall = if forward { self.wall + WALL_STEP } else { self.wall - WALL_STEP };
+    }
+
+    /// Sets the wall clock right again.
+    pub fn right_wall(&mut self) {
+        self.wall = WALL_START;
     }
 }
 

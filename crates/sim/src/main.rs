@@ -248,6 +248,9 @@ fn replay_shipped(args: &Args) -> ExitCode {
     let ops = args.ops_per_seed;
     let more = option("--ops-per-seed", ops);
     let repeat = format!("./dev sim shipped --replay --seed 0x{seed:x}{more}");
+    if args.verbose {
+        println!("{:?}", shipped::Plan::draw(seed, ops));
+    }
     repeated(args, &repeat, |watch| shipped::run_seed(seed, ops, watch))
 }
 

@@ -171,6 +171,11 @@ pub fn step_wall(host: HostIx, forward: bool) {
     with(|kernel| kernel.hosts[host.0].step_wall(forward));
 }
 
+/// Sets all wall clocks right again.
+pub fn right_walls() {
+    with(|kernel| kernel.hosts.iter_mut().for_each(Clock::right_wall));
+}
+
 /// Makes a process on a machine.
 pub fn process(name: &str, host: HostIx) -> ProcessId {
     with(|kernel| {

@@ -28,9 +28,9 @@ use mooncrate_wire::address::Bound;
 use mooncrate_wire::door::Keeper;
 use mooncrate_wire::message::SegmentRow;
 use mooncrate_wire::{
-    Address, Hello, LinkKind, MasterApi, MasterLink, MasterPools, Masters, PoolConfig, Role,
-    ServerConfig,
+    Address, Hello, LinkKind, MasterApi, MasterLink, MasterPools, Masters, Role, ServerConfig,
 };
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -183,6 +183,7 @@ impl Cluster {
         }
         self.mend(Nanos::MAX);
         state::heal();
+        fibers::right_walls();
         self.next_fault = Nanos::MAX;
         let end = fibers::true_time() + time;
         let host = fibers::host(Clock::draw(&mut self.rng));
@@ -280,7 +281,7 @@ impl Cluster {
         let (plan, number) = (Arc::clone(&self.plan), self.lanes_made);
         move |client| {
             let rng = Rng::stream(plan.seed ^ number.rotate_right(16), "lane");
-            Lane { client, process, rng, plan: Arc::clone(&plan) }
+            Lane { client, process, rng, plan: Arc::clone(&plan), in_vain: Cell::new(false) }
         }
     }
 
@@ -294,7 +295,8 @@ impl Cluster {
         let rng = Rng::stream(self.plan.seed, "operator");
         let (plan, leaving) = (Arc::clone(&self.plan), Arc::clone(&self.leaving));
         fibers::start(process, "hired", move || {
-            let client = client(&plan, "hired", None, false);
+            let master = Arc::new(master_link(&plan, Role::Admin, "hired"));
+            let client = client_over(&plan, "hired", false, master, Arc::default());
             Operator { client, rng, plan, leaving }.work();
         });
     }
@@ -510,6 +512,7 @@ fn lead(plan: &Arc<Plan>, at: usize, start: u64, etcd: Reached, lanes: Vec<MakeL
     let config = MasterConfig {
         catalog: plan.catalog.clone(),
         had_leader: alone && start > 1,
+        grants: plan.gate().grants().cloned(),
         ..MasterConfig::default()
     };
     let config = if alone { state::kept(config, start) } else { config };
@@ -525,7 +528,8 @@ fn lead(plan: &Arc<Plan>, at: usize, start: u64, etcd: Reached, lanes: Vec<MakeL
     };
     let limits = Limits::proving(PLACES);
     let keeper = Keeper::new("the control port", limits, |_| ());
-    let server = ServerConfig { name: "master".to_owned(), keeper, ..ServerConfig::default() };
+    let (name, gate) = ("master".to_owned(), plan.gate().at_door(PLACES));
+    let server = ServerConfig { name, keeper, gate, ..ServerConfig::default() };
     let serving = serve_seat(&seat, tick, &[listens], &server, plan.workers);
     std::mem::forget(serving.expect("a world starts threads"));
     if let Some(master) = seat.master().filter(|_| alone && !lanes.is_empty()) {
@@ -589,7 +593,7 @@ fn master_link(plan: &Plan, role: Role, name: &str) -> MasterLink {
     let addresses = (0..plan.masters).map(|at| address_of_master(at).to_string());
     let masters: Masters = addresses.collect::<Vec<_>>().join(",").parse().expect("a list");
     let hello = Hello::new(role, LinkKind::Control, name);
-    let pools = MasterPools::new(&masters, &hello, &PoolConfig::default());
+    let pools = MasterPools::new(&masters, &hello, &plan.links());
     if role == Role::Node { MasterLink::new(pools) } else { MasterLink::guarded(pools) }
 }
 
@@ -608,6 +612,8 @@ fn own(plan: &Plan, at: usize, disks: &Mounted) -> Arc<Node> {
         // As shipped: wall time numbers the starts.
         incarnation: Incarnation(rt::wall_time() / 1_000),
         heartbeat: plan.catalog.serve_lease / 10,
+        links: plan.links(),
+        gate: plan.gate(),
         ..NodeConfig::default()
     };
     loop {
@@ -648,7 +654,8 @@ fn client_over(
         holds,
         ..ClientConfig::default()
     };
-    let engine = EngineConfig { host: HostId(name_hash(host)), ..EngineConfig::default() };
+    let (host, links) = (HostId(name_hash(host)), plan.links());
+    let engine = EngineConfig { host, links, ..EngineConfig::default() };
     Client::new(config, engine, master, segments)
 }
 

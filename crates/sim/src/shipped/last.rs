@@ -2,7 +2,7 @@
 //! its places. The oracle judges what is read, and a key that cannot be read for long is a fault by itself.
 
 use super::judge;
-use super::load::{Lane, judged, say};
+use super::load::{Lane, judged};
 use mooncrate_rt as rt;
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ impl Lane {
                 let key = judge::key(at);
                 let number = judge::get_begins(self.process, at);
                 let got = self.client.get(&key.bytes);
-                say(at, &got);
+                self.say(at, &got);
                 let error = got.as_ref().err().map(ToString::to_string);
                 judge::get_ended(number, judged(self.plan.flips, got, &key));
                 let Some(error) = error else { break };

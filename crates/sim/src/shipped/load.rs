@@ -8,13 +8,15 @@ use crate::MS;
 use crate::fibers::{self, ProcessId};
 use mooncrate_check::{Got, payload};
 use mooncrate_client::{Client, Error, RangeInto, Stored};
+use mooncrate_core::error::PutError;
 use mooncrate_core::plan::PutConfig;
 use mooncrate_core::rng::Rng;
 use mooncrate_core::{NodeId, SegmentId};
 use mooncrate_rt as rt;
 use mooncrate_transfer::TransferError;
-use mooncrate_wire::DataError;
 use mooncrate_wire::message::Pattern;
+use mooncrate_wire::{CallError, DataError};
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -96,9 +98,22 @@ pub(super) struct Lane {
     pub(super) process: ProcessId,
     pub(super) rng: Rng,
     pub(super) plan: Arc<Plan>,
+    /// The last call met nobody who could do it.
+    pub(super) in_vain: Cell<bool>,
 }
 
 impl Lane {
+    /// Adds the error of a call to the trace.
+    pub(super) fn say<T>(&self, key: usize, done: &Result<T, Error>) {
+        let Err(error) = done else { return };
+        fibers::note(10, key as u64, || format!("k{key} error: {error}"));
+        let nobody = matches!(
+            error,
+            Error::Master(CallError::Away { .. }) | Error::Put(PutError::NoSegments)
+        );
+        self.in_vain.set(self.in_vain.get() || nobody);
+    }
+
     /// Makes calls until the run has had enough.
     pub(super) fn work(mut self) {
         while judge::may_begin() {
@@ -127,6 +142,9 @@ impl Lane {
             self.look_for_corruption();
             if self.plan.pause > 0 {
                 self.rest(2 * self.plan.pause);
+            }
+            if self.in_vain.take() {
+                self.rest(self.plan.catalog.serve_lease.as_nanos() as u64 / 4);
             }
         }
     }
@@ -166,7 +184,7 @@ impl Lane {
             self.client.put_batch(&items)
         };
         for ((number, ..), done) in calls.iter().zip(done) {
-            say(0, &done);
+            self.say(0, &done);
             // A value that is there already may be this one: the answer to its first attempt may be lost.
             judge::put_ended(*number, matches!(done, Ok(Stored::New)));
         }
@@ -189,14 +207,14 @@ impl Lane {
         let key = judge::key(at);
         let config = self.client.put_config().clone();
         let opened = self.client.put_session(&key.bytes, value.len() as u64, &config);
-        say(at, &opened);
+        self.say(at, &opened);
         let done = opened.is_ok_and(|session| {
             let cut = self.rng.below(value.len() as u64 + 1);
             let (first, rest) = value.split_at(cut as usize);
             let parts = [(0, first), (cut, rest)];
             for (offset, part) in if self.rng.chance(500) { parts } else { [parts[1], parts[0]] } {
                 let written = self.client.session_write(&session, offset, part);
-                say(at, &written);
+                self.say(at, &written);
                 if written.is_err() {
                     break;
                 }
@@ -214,7 +232,7 @@ impl Lane {
                 return false;
             }
             let ended = self.client.session_end(&session);
-            say(at, &ended);
+            self.say(at, &ended);
             ended.is_ok()
         });
         judge::put_ended(number, done);
@@ -224,7 +242,7 @@ impl Lane {
         let key = judge::key(at);
         let number = judge::get_begins(self.process, at);
         let got = self.client.get(&key.bytes);
-        say(at, &got);
+        self.say(at, &got);
         judge::get_ended(number, judged(self.plan.flips, got, &key));
     }
 
@@ -234,7 +252,7 @@ impl Lane {
         let key = judge::key(at);
         let number = judge::get_begins(self.process, at);
         let size = self.client.size(&key.bytes);
-        say(at, &size);
+        self.say(at, &size);
         let Ok(Some(size)) = size else {
             return judge::get_ended(number, if size.is_ok() { Got::Miss } else { Got::Failed });
         };
@@ -247,7 +265,7 @@ impl Lane {
             RangeInto { start: 0, into: first },
         ];
         let got = self.client.get_ranges(&key.bytes, &mut ranges);
-        say(at, &got);
+        self.say(at, &got);
         let got = match got {
             Ok(None) => Ok(None),
             Err(error) => Err(error),
@@ -266,7 +284,7 @@ impl Lane {
         let number = judge::get_begins(self.process, at);
         let lease = Duration::from_millis(1 + self.rng.below(LEASE_MS_MAX));
         let opened = self.client.get_session(&key.bytes, lease);
-        say(at, &opened);
+        self.say(at, &opened);
         let Ok(Some(session)) = opened else {
             return judge::get_ended(number, if opened.is_ok() { Got::Miss } else { Got::Failed });
         };
@@ -276,7 +294,7 @@ impl Lane {
         let mut read = Ok(());
         for (start, into) in [(0, first), (cut, rest)] {
             let part = self.client.session_ranges(&session, &mut [RangeInto { start, into }]);
-            say(at, &part);
+            self.say(at, &part);
             read = match part.map(|mut one| one.pop().expect("one result per range")) {
                 Ok(Ok(_)) => read,
                 Ok(Err(error)) => {
@@ -299,7 +317,7 @@ impl Lane {
         let force = self.rng.chance(500);
         // That nothing was there proves as much as a removal.
         let done = self.client.remove(&key.bytes, force);
-        say(at, &done);
+        self.say(at, &done);
         judge::remove_ended(number, done.is_ok());
     }
 
@@ -315,7 +333,7 @@ impl Lane {
         let by_text = self.rng.chance(500);
         let pattern = if by_text { Pattern::Regex(&text) } else { Pattern::Prefix(&prefix) };
         let done = self.client.remove_matching(pattern, force);
-        say(at, &done);
+        self.say(at, &done);
         let all = done.is_ok_and(|removed| removed.deferred == 0 && removed.leased == 0);
         for number in removals {
             judge::remove_ended(number, all);
@@ -325,7 +343,7 @@ impl Lane {
     /// Asks that a value stays for a while.
     fn lease(&mut self, at: usize) {
         let time = Duration::from_millis(1 + self.rng.below(LEASE_MS_MAX));
-        say(at, &self.client.lease(&judge::key(at).bytes, time));
+        self.say(at, &self.client.lease(&judge::key(at).bytes, time));
     }
 
     /// Looks at a value in place, for a while.
@@ -333,7 +351,7 @@ impl Lane {
         let key = judge::key(at);
         let number = judge::get_begins(self.process, at);
         let viewed = self.client.view(&key.bytes);
-        say(at, &viewed);
+        self.say(at, &viewed);
         let Ok(Some(view)) = viewed else {
             let missed = if viewed.is_ok() { Got::Miss } else { Got::Failed };
             return judge::get_ended(number, missed);
@@ -357,19 +375,12 @@ impl Lane {
     fn copy(&mut self, at: usize) {
         let (from, to) = (self.segment(), self.segment());
         let from = self.rng.chance(500).then_some(from);
-        say(at, &self.client.copy(&judge::key(at).bytes, from, to));
+        self.say(at, &self.client.copy(&judge::key(at).bytes, from, to));
     }
 
     fn drop_copy(&mut self, at: usize) {
         let segment = self.segment();
-        say(at, &self.client.drop_copy(&judge::key(at).bytes, segment));
-    }
-}
-
-/// Adds the error of a call to the trace.
-pub(super) fn say<T>(key: usize, done: &Result<T, Error>) {
-    if let Err(error) = done {
-        fibers::note(10, key as u64, || format!("k{key} error: {error}"));
+        self.say(at, &self.client.drop_copy(&judge::key(at).bytes, segment));
     }
 }
 

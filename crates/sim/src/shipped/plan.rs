@@ -9,6 +9,9 @@ use mooncrate_core::catalog::Config;
 use mooncrate_core::evict::PolicyKind;
 use mooncrate_core::place::PlacementKind;
 use mooncrate_core::rng::Rng;
+use mooncrate_wire::auth::{Access, ClusterSecret, Gate, SECRET_BYTES, Token};
+use mooncrate_wire::{LinkConfig, PoolConfig};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Operations of a run whose seed may choose.
@@ -59,6 +62,8 @@ pub struct Plan {
     pub operator: bool,
     /// Whether what is put stays: no faults, room enough, and nobody ends a copy. Then every miss is judged.
     pub calm: bool,
+    /// What everybody proves that he knows; `None`: nobody is asked.
+    pub secret: Option<ClusterSecret>,
     /// Masters; more than one of them elect a leader.
     pub masters: usize,
     /// How long the lease of a leader in etcd lasts.
@@ -72,6 +77,18 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// What servers ask for.
+    pub(super) fn gate(&self) -> Gate {
+        Gate::new(self.secret.clone(), None)
+    }
+
+    /// Links of somebody who can prove every role.
+    pub(super) fn links(&self) -> PoolConfig {
+        let token = self.secret.clone().map(|secret| Arc::new(Token::Cluster(secret)));
+        let access = Access { token, ..Access::default() };
+        PoolConfig { link: LinkConfig { access, ..LinkConfig::default() }, ..PoolConfig::default() }
+    }
+
     /// What this seed draws. `ops`: so many operations.
     pub fn draw(seed: u64, ops: Option<u64>) -> Self {
         let rng = &mut Rng::stream(seed, "shipped");
@@ -114,6 +131,7 @@ impl Plan {
             operator: rng.chance(300) && nodes > 1,
             calm: rng.chance(200),
             holders: *pick(rng, &[0, 0, 1, 4]),
+            secret: rng.chance(250).then(|| ClusterSecret::from_bytes([7; SECRET_BYTES])),
             masters: *pick(rng, &[1, 1, 2, 3]),
             term: Duration::from_secs(between(rng, 1, 3)),
             workers: between(rng, 1, 2) as usize,

@@ -1,6 +1,6 @@
 //! Calls that ask about keys, and wishes of puts.
 
-use super::{LEASE_MS_MAX, Lane, judge, judged, say};
+use super::{LEASE_MS_MAX, Lane, judge, judged};
 use mooncrate_check::Got;
 use mooncrate_core::ids::GroupId;
 use mooncrate_core::plan::{Keep, Looked, PutConfig};
@@ -32,7 +32,7 @@ impl Lane {
         let key = judge::key(at);
         let keys = [&key.bytes[..]];
         match self.rng.below(5) {
-            0 => say(at, &self.client.exists(keys[0])),
+            0 => self.say(at, &self.client.exists(keys[0])),
             1 => {
                 let [hold, places] = [500, 500].map(|share| self.rng.chance(share));
                 let looked = self.client.look(&keys, hold, places);
@@ -42,10 +42,10 @@ impl Lane {
                 {
                     judge::fail("look", format!("k{at} is there, and no replica of it is"));
                 }
-                say(at, &looked);
+                self.say(at, &looked);
             }
-            2 => say(at, &self.client.path(keys[0])),
-            3 => say(at, &self.client.stat()),
+            2 => self.say(at, &self.client.path(keys[0])),
+            3 => self.say(at, &self.client.stat()),
             _ => drop(self.client.exists_near(&keys)),
         }
     }
@@ -85,7 +85,7 @@ impl Lane {
         let (mut cursor, limit) = (0, 1 + self.rng.below(8) as u32);
         for _ in 0..PAGES_MAX {
             let page = self.client.list(pattern, cursor, limit);
-            say(at, &page);
+            self.say(at, &page);
             let Ok(page) = page else { return };
             let wrong = page.entries.iter().any(|one| !one.key.as_bytes().starts_with(begins));
             let objects: BTreeSet<_> = page.entries.iter().map(|one| one.object).collect();

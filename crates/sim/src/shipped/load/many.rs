@@ -1,6 +1,6 @@
 //! Calls of several keys at once.
 
-use super::{BATCH_MAX, LEASE_MS_MAX, Lane, PAUSE_NANOS_MAX, judge, judged, say};
+use super::{BATCH_MAX, LEASE_MS_MAX, Lane, PAUSE_NANOS_MAX, judge, judged};
 use mooncrate_check::Got;
 use mooncrate_client::{Error, Opened, PutSession, RangeInto, SessionParts, Stored};
 use std::time::Duration;
@@ -139,7 +139,7 @@ impl Lane {
         let parts: Vec<SessionParts<'_>> =
             open.iter().zip(&whole).map(|((.., session), part)| (session, &part[..])).collect();
         for written in self.client.sessions_write(&parts) {
-            say(0, &written);
+            self.say(0, &written);
         }
         self.rest(PAUSE_NANOS_MAX);
         let sessions: Vec<&PutSession> = open.iter().map(|(.., session)| session).collect();
@@ -200,7 +200,7 @@ impl Lane {
             let items = [(&key.bytes[..], &parts[..])];
             self.client.put_parts_batch(&items, &config).pop().expect("one result per item")
         };
-        say(at, &done);
+        self.say(at, &done);
         judge::put_ended(number, matches!(done, Ok(Stored::New)));
     }
 }
