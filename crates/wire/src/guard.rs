@@ -131,6 +131,10 @@ impl Guard {
 impl Probes {
     /// Looks at the probes, begins new ones where that is due; whether a master was reached.
     fn reached(&mut self, pools: &MasterPools) -> bool {
+        // Before old ones are given up: what came back counts, however rarely somebody looks.
+        if self.look(pools) {
+            return true;
+        }
         let now = boottime();
         self.sent.retain(|(_, probe)| probe.age(now) < PROBE_TIME_MAX);
         if self.sent.is_empty() && now >= self.next {
@@ -144,8 +148,9 @@ impl Probes {
                 let left = GRACE.saturating_sub(boottime().since(now));
                 Probe::wait(self.sent.iter().map(|(_, probe)| probe), left);
             }
+            return self.look(pools);
         }
-        self.look(pools)
+        false
     }
 
     fn look(&mut self, pools: &MasterPools) -> bool {
@@ -166,5 +171,36 @@ impl Probes {
             self.sent.clear();
         }
         leads
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kind::LinkKind;
+    use crate::message::{Hello, Role};
+    use crate::pool::PoolConfig;
+    use std::io::Write;
+    use std::net::TcpListener;
+    use std::thread;
+
+    /// A client whose calls are further apart than a probe lasts still learns that its master is back.
+    #[test]
+    fn a_client_that_calls_rarely_finds_its_master_again() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let masters = listener.local_addr().unwrap().to_string().parse().unwrap();
+        // Answers later than a caller waits for its probe.
+        thread::spawn(move || {
+            for mut stream in listener.incoming().map_while(Result::ok) {
+                thread::sleep(Duration::from_millis(50));
+                let _ = stream.write_all(b"here");
+            }
+        });
+        let hello = Hello::new(Role::Client, LinkKind::Control, "rare");
+        let pools = MasterPools::new(&masters, &hello, &PoolConfig::default());
+        let mut probes = Probes::default();
+        assert!(!probes.reached(&pools), "the answer takes longer than the grace");
+        thread::sleep(PROBE_TIME_MAX + Duration::from_millis(100));
+        assert!(probes.reached(&pools));
     }
 }

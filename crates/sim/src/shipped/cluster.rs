@@ -176,6 +176,7 @@ impl Cluster {
         }
         self.mend(Nanos::MAX);
         state::heal();
+        self.etcd.heal();
         self.next_fault = Nanos::MAX;
         let end = fibers::true_time() + time;
         let host = fibers::host(Clock::draw(&mut self.rng));

@@ -96,6 +96,7 @@ impl Etcd {
             }
             let changed = state.store.revision != before;
             let next = state.requests.first_key_value().map(|((due, _), _)| *due);
+            let next = next.map(|due| due.max(state.leaderless_until));
             let pause =
                 next.map_or(LOOK, |due| LOOK.min(Duration::from_nanos(due.saturating_sub(now))));
             if changed {
@@ -111,6 +112,11 @@ impl Etcd {
     pub(super) fn value(&self, key: &str) -> String {
         let state = self.state.lock();
         state.store.keys.get(key).map(|entry| entry.value.clone()).unwrap_or_default()
+    }
+
+    /// From now on it loses and delays nothing, and keeps its leader.
+    pub(super) fn heal(&self) {
+        self.state.lock().fails = false;
     }
 
     /// From now on nothing comes from this master or gets there, or everything does again.

@@ -25,7 +25,8 @@ pub(crate) struct Probe {
     socket: Socket,
     /// What is sent once there is a connection; empty: it was sent.
     hello: Vec<u8>,
-    began: Now,
+    /// When it was begun, or its hello was sent.
+    asked: Now,
 }
 
 /// What is known of an answer.
@@ -48,14 +49,14 @@ impl Probe {
             .iter()
             .filter_map(|target| {
                 let socket = begin(target, config).ok()?;
-                Some(Self { socket, hello: words(target)?, began: boottime() })
+                Some(Self { socket, hello: words(target)?, asked: boottime() })
             })
             .collect()
     }
 
     /// How long ago it was asked.
     pub(crate) fn age(&self, now: Now) -> Duration {
-        now.since(self.began)
+        now.since(self.asked)
     }
 
     /// What is known now.
@@ -69,7 +70,10 @@ impl Probe {
             }
             // A hello is smaller than the empty buffer of a new socket.
             match send(&self.socket, &self.hello, SendFlags::NOSIGNAL) {
-                Ok(count) if count == self.hello.len() => self.hello.clear(),
+                Ok(count) if count == self.hello.len() => {
+                    self.hello.clear();
+                    self.asked = boottime();
+                }
                 Err(Errno::AGAIN) => return Seen::Nothing,
                 _ => return Seen::Gone,
             }
