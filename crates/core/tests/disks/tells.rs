@@ -66,6 +66,22 @@ fn what_was_removed_stays_removed_while_a_disk_tells() {
     }
 }
 
+/// C4: a node that has only lost its master has its disk as it was, and readers know places in it. It serves nobody
+/// before it has dropped what was struck meanwhile.
+#[test]
+fn a_late_disk_drops_what_was_struck_before_its_node_serves() {
+    let (mut rig, page) = late();
+    let now = 40_001;
+    let removed = rig.catalog.remove(ms(now), &names(&page)[4], false);
+    assert_eq!(removed, Err(RemoveError::NotFound));
+    mount(&mut rig, now);
+    assert!(rig.catalog.may_serve(NodeId(1)), "nothing of it was told yet");
+    tell(&mut rig, now, &page, true);
+    assert!(!rig.catalog.may_serve(NodeId(1)), "the removed value can be read there");
+    rig.obey(ms(now));
+    assert!(rig.catalog.may_serve(NodeId(1)));
+}
+
 /// G6: what a pattern has removed does not come with a later page.
 #[test]
 fn a_pattern_counts_for_what_is_told_later() {

@@ -184,6 +184,7 @@ impl Cluster {
         self.mend(Nanos::MAX);
         state::heal();
         fibers::right_walls();
+        self.etcd.heal();
         self.next_fault = Nanos::MAX;
         let end = fibers::true_time() + time;
         let host = fibers::host(Clock::draw(&mut self.rng));

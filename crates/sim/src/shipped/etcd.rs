@@ -114,6 +114,11 @@ impl Etcd {
         state.store.keys.get(key).map(|entry| entry.value.clone()).unwrap_or_default()
     }
 
+    /// From now on it loses and delays nothing, and keeps its leader.
+    pub(super) fn heal(&self) {
+        self.state.lock().fails = false;
+    }
+
     /// From now on nothing comes from this master or gets there, or everything does again.
     pub(super) fn cut_off(&self, master: usize, is_cut: bool) {
         let mut state = self.state.lock();

@@ -17,6 +17,9 @@ use std::time::Duration;
 /// Operations of a run whose seed may choose.
 const OPS: (u64, u64) = (2_000, 12_000);
 
+/// The longest fault. Longer ones only cost time.
+const FAULT_TIME_MAX: Duration = Duration::from_secs(30);
+
 /// A run before it begins.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -143,6 +146,8 @@ impl Plan {
             load.fit(&mut this);
         }
         this.set_lease(serve_lease);
+        let leases_max = FAULT_TIME_MAX.as_nanos() / serve_lease.as_nanos();
+        this.hurts.leases_max = this.hurts.leases_max.min(leases_max as u64);
         if this.calm {
             this.calm_down();
         }
