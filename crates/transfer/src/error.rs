@@ -80,12 +80,16 @@ impl TransferError {
     }
 
     /// Whether a fresh locator may help: this one names a life that is over, or an owner that is
-    /// not there.
+    /// not there, or its grant has ended.
     pub const fn is_stale(&self) -> bool {
         matches!(
             self,
-            Self::Data(DataError::Stale | DataError::UnknownSegment | DataError::OldEpoch)
-                | Self::Fenced
+            Self::Data(
+                DataError::Stale
+                    | DataError::UnknownSegment
+                    | DataError::OldEpoch
+                    | DataError::Expired
+            ) | Self::Fenced
                 | Self::NoRoute
         )
     }

@@ -437,6 +437,13 @@ pub enum DataError {
         "the locator was not granted to this tenant for this; ask the master for one of its own"
     )]
     Denied,
+    /// The grant of the locator was good once. A fresh locator brings a fresh one, which is over again only where clocks
+    /// differ by as long as a grant lasts.
+    #[error(
+        "the leave to use the locator has ended; if that is so with every new one, the clock of the owner's machine is \
+         an hour ahead of the master's: set it right"
+    )]
+    Expired,
     /// Not on this kind of link, or not on this medium.
     #[error("this link or segment cannot do that")]
     Unsupported,
@@ -450,7 +457,7 @@ impl DataError {
     pub const fn advice(&self) -> Advice {
         match *self {
             // With a fresh locator, from the master.
-            Self::Stale | Self::UnknownSegment => Advice::Retry { after_ms: 0 },
+            Self::Stale | Self::UnknownSegment | Self::Expired => Advice::Retry { after_ms: 0 },
             // The owner gives up a device that fails; the master knows another copy, or none, then.
             Self::OldEpoch | Self::Device => Advice::Retry { after_ms: 100 },
             Self::Busy { after_ms } => Advice::Retry { after_ms },

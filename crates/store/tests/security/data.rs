@@ -151,7 +151,7 @@ fn security_sessions_work_with_credentials() {
 
 /// The client asks the master again, and goes on.
 #[test]
-fn security_a_grant_that_ended_is_stale() {
+fn security_a_grant_that_ended_is_told_as_such() {
     let cluster = Guarded::start(None);
     cluster.store("acme", false).put(b"k", b"value123").unwrap();
     let good = cluster.locate("acme", b"k").unwrap();
@@ -159,7 +159,7 @@ fn security_a_grant_that_ended_is_stale() {
     let tenant = good.grant.unwrap().tenant;
     let old = GrantKey::new(&secret()).mint(&good, tenant, Right::Read, long_ago);
     let stale = Locator { grant: Some(old), ..good };
-    assert_eq!(ask(&mut cluster.data("acme"), &read(stale)), Err(DataError::Stale));
+    assert_eq!(ask(&mut cluster.data("acme"), &read(stale)), Err(DataError::Expired));
 }
 
 /// One memfd never holds values of two tenants.

@@ -644,8 +644,7 @@ fn granted(
         return Err(DataError::Denied);
     }
     key.check(locator, right, peer, wall_seconds()).map_err(|error| match error {
-        // A fresh locator brings a fresh grant.
-        GrantError::Expired => DataError::Stale,
+        GrantError::Expired => DataError::Expired,
         GrantError::Denied => DataError::Denied,
     })
 }

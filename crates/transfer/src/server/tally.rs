@@ -53,7 +53,7 @@ impl Refusals {
     pub(super) fn wire(&self, error: DataError) -> DataError {
         let count = match error {
             DataError::OldEpoch => &self.epoch,
-            DataError::Stale | DataError::UnknownSegment => &self.stale,
+            DataError::Stale | DataError::UnknownSegment | DataError::Expired => &self.stale,
             DataError::Corrupt => &self.checksum,
             DataError::Busy { .. } => &self.busy,
             _ => &self.other,

@@ -208,6 +208,7 @@ fn data_code(error: DataError) -> Coded {
         DataError::Unsupported => (0x57, 0, 0),
         DataError::Denied => (0x58, 0, 0),
         DataError::Device => (0x59, 0, 0),
+        DataError::Expired => (0x5a, 0, 0),
     }
 }
 
@@ -223,6 +224,7 @@ fn data_error((code, first, _): Coded) -> Result<DataError, DecodeError> {
         0x57 => DataError::Unsupported,
         0x58 => DataError::Denied,
         0x59 => DataError::Device,
+        0x5a => DataError::Expired,
         _ => return Err(unknown(code)),
     })
 }

@@ -94,16 +94,18 @@ fn who_calls_rarely_sees_the_answer_to_a_probe() {
     drop(master);
     ping(&link).unwrap_err();
     let slow = std::net::TcpListener::bind(&at).unwrap();
-    let server = std::thread::spawn(move || {
-        let (mut peer, _) = slow.accept().unwrap();
-        assert!(peer.read(&mut [0; 16]).unwrap() > 0);
-        std::thread::sleep(Duration::from_millis(30));
-        peer.write_all(&[1]).unwrap();
-        peer
+    let _answered = std::thread::scope(|scope| {
+        let server = scope.spawn(move || {
+            let (mut peer, _) = slow.accept().unwrap();
+            assert!(peer.read(&mut [0; 16]).unwrap() > 0);
+            std::thread::sleep(Duration::from_millis(30));
+            peer.write_all(&[1]).unwrap();
+            peer
+        });
+        let error = ping(&link).unwrap_err();
+        assert!(matches!(error, CallError::Away { .. }), "{error}");
+        server.join().unwrap()
     });
-    let error = ping(&link).unwrap_err();
-    assert!(matches!(error, CallError::Away { .. }), "{error}");
-    let _answered = server.join().unwrap();
     std::thread::sleep(Duration::from_millis(2_100));
     // Sent, to a port where nobody is any more.
     let error = ping(&link).unwrap_err();

@@ -66,7 +66,7 @@ impl Samples {
     }
 
     pub(super) fn data_error(&mut self) -> DataError {
-        match self.0.below(10) {
+        match self.0.below(11) {
             0 => DataError::Stale,
             1 => DataError::Busy { after_ms: self.u32() },
             2 => DataError::OldEpoch,
@@ -76,6 +76,7 @@ impl Samples {
             6 => DataError::UnknownSegment,
             7 => DataError::Denied,
             8 => DataError::Device,
+            9 => DataError::Expired,
             _ => DataError::Unsupported,
         }
     }
