@@ -109,6 +109,10 @@ impl Plan {
             disks: None,
             catalog,
         };
+        if flips {
+            // Whoever reads wrong bytes tries again until its call is over.
+            this.call_time = Duration::from_millis(100);
+        }
         this.disks = disks::Load::draw(seed, this.calm);
         if let Some(load) = this.disks.clone() {
             load.fit(&mut this);
