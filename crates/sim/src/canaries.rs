@@ -41,14 +41,21 @@ pub const fn caught(canary: Canary) -> Caught {
 }
 
 /// Those that the world of shipped code catches, too.
-pub const CAUGHT_SHIPPED: [Canary; 7] = [
+pub const CAUGHT_SHIPPED: [Canary; 14] = [
     Canary::NoGenerationCheck,
     Canary::FreeBeforeBump,
+    Canary::WallClockLease,
+    Canary::EarlyPublish,
+    Canary::NoTakeoverGrace,
     Canary::LeakOnFailedReserve,
     Canary::EarlyRemoveReply,
     Canary::NoServeUntil,
+    Canary::CopyToldEarly,
+    Canary::DrainFreesEarly,
+    Canary::UpsertKeepsOld,
     Canary::NewnessAssumed,
     Canary::LapsesAtOnce,
+    Canary::ExtendsUnproved,
 ];
 
 /// A seed that catches a canary which few seeds catch. It runs first; where it no longer fails, because the draws have

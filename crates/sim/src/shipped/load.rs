@@ -385,15 +385,18 @@ impl Lane {
     }
 }
 
+/// Whether a get was refused because of wrong bytes.
+pub(super) fn is_corrupt(error: &Error) -> bool {
+    matches!(error, Error::Transfer(TransferError::Data(DataError::Corrupt)))
+}
+
 /// The result of a get, for the oracle. Where no fault flips bits a corrupt value is a bug.
 pub(super) fn judged(flips: bool, got: Result<Option<Vec<u8>>, Error>, key: &judge::Key) -> Got {
     match got {
         Ok(Some(value)) => Got::of(&value, key.hash),
         Ok(None) => Got::Miss,
         Err(error) => {
-            if let Error::Transfer(TransferError::Data(DataError::Corrupt)) = &error
-                && !flips
-            {
+            if is_corrupt(&error) && !flips {
                 judge::fail(
                     "C1",
                     format!("a get was refused as corrupt, and no byte was: {error}"),
