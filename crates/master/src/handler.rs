@@ -554,7 +554,7 @@ impl MasterApi for Scope {
     ) -> Result<Result<Mounted, MountError>, CallError> {
         self.master.rise_above(mount.seen)?;
         let mounted = self.master.mount_node(mount);
-        self.master.keep_mount()?;
+        self.master.keep_mount(mount.info.node)?;
         Ok(mounted)
     }
 

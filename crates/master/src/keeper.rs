@@ -74,9 +74,8 @@ impl Keeper {
         }
     }
 
-    /// Whether a mount that could not be kept must not be answered. With a file, serving goes on
-    /// without it (but for keys of disks that are away: `trust.rs` of core); among several masters
-    /// the next leader would not wait for that node (M9).
+    /// Whether no mount is answered that could not be kept. With a file, serving goes on without it, but for nodes that
+    /// are not on its list, and for keys of disks that are away (`trust.rs` of core).
     pub(crate) fn must(&self) -> bool {
         matches!(self, Self::Etcd(_))
     }

@@ -2,7 +2,7 @@
 
 use crate::kept::Kept;
 use crate::service::Master;
-use mooncrate_core::LeaderEpoch;
+use mooncrate_core::{LeaderEpoch, NodeId};
 use mooncrate_wire::{CallError, Refusal, RefusalCode};
 use std::io;
 
@@ -31,20 +31,34 @@ impl Master {
             let (epoch, nodes) = (mind.catalog.epoch(), mind.catalog.holders());
             Kept { epoch, serial: 0, nodes, trusted, quotas }
         };
-        let mut trusted = kept.trusted.clone();
-        if !keeper.keep(kept)? {
-            trusted.clear();
+        let (nodes, mut trusted) = (kept.nodes.clone(), kept.trusted.clone());
+        let mut listed = self.listed.lock();
+        match keeper.keep(kept) {
+            Ok(true) => *listed = nodes,
+            Ok(false) => {
+                listed.clear();
+                trusted.clear();
+            }
+            Err(error) => {
+                // It may have come through.
+                listed.retain(|node| nodes.contains(node));
+                return Err(error);
+            }
         }
+        drop(listed);
         // From here on the next leader reads this list and no other: what is not on it may be struck.
         self.mind().catalog.trust_written(&trusted);
         Ok(())
     }
 
-    /// After a mount: keeps it, or says that it could not be kept where it must be.
-    pub(crate) fn keep_mount(&self) -> Result<(), CallError> {
+    /// After a mount: keeps it. Where that fails, only a node may serve that the next leader waits for anyway: one that
+    /// is not on its list holds what that leader would take for absent.
+    pub(crate) fn keep_mount(&self, node: NodeId) -> Result<(), CallError> {
         let kept = self.keep();
         match kept {
-            Err(error) if self.keeper().must() => Err(cannot_keep("the mount", &error)),
+            Err(error) if self.keeper().must() || !self.listed.lock().contains(&node) => {
+                Err(cannot_keep("the mount", &error))
+            }
             kept => {
                 self.say_kept(&kept);
                 Ok(())
@@ -92,7 +106,56 @@ mod tests {
     use super::*;
     use crate::MasterConfig;
     use crate::admin::tests::Lines;
+    use mooncrate_core::plan::{Evidence, Medium, SegmentOffer};
+    use mooncrate_core::time::Deadline;
+    use mooncrate_core::{HostId, Incarnation, SegmentId, TenantId, ZoneId};
+    use mooncrate_wire::MasterApi;
+    use mooncrate_wire::message::{Mount, Mounted, NodeInfo};
     use std::fs;
+    use std::sync::Arc;
+
+    fn mount(master: &Arc<Master>, node: u64, incarnation: u64) -> Result<Mounted, CallError> {
+        let (node, host, zone) = (NodeId(node), HostId(1), ZoneId(2));
+        let offer = SegmentOffer {
+            segment: SegmentId::of(node, 0),
+            incarnation: Incarnation(incarnation),
+            node,
+            medium: Medium::Dram,
+            bytes: 1 << 20,
+            slots: 64,
+            host,
+            zone,
+            tenant: None,
+            evidence: Evidence::default(),
+        };
+        let (name, tcp, unix) = (node.to_string(), String::new(), String::new());
+        let info = NodeInfo { node, name, tcp, unix, host, zone };
+        let (seen, offers) = (LeaderEpoch(0), vec![offer]);
+        let mount = Mount { info, seen, offers, fence_ms: None, draining: Vec::new() };
+        let scope = master.scope(TenantId::DEFAULT);
+        scope.mount(&mount, Deadline::NEVER).map(Result::unwrap)
+    }
+
+    /// C2: while the file cannot be written, the next leader reads the list in it. Who is not on that list must not
+    /// serve: that leader would take its keys for absent. Who is on it may, also with new memory.
+    #[test]
+    fn who_cannot_be_listed_does_not_serve() {
+        let folder = tempfile::tempdir().unwrap();
+        let state_file = Some(folder.path().join("state"));
+        let config = MasterConfig { state_file, ..MasterConfig::default() };
+        let master = Master::new(config.clone(), LeaderEpoch(1)).unwrap();
+        mount(&master, 1, 7).unwrap();
+        let in_the_way = folder.path().join("state.new");
+        fs::create_dir(&in_the_way).unwrap();
+        let error = mount(&master, 2, 7).unwrap_err().to_string();
+        assert!(error.contains("the mount could not be written down"), "{error}");
+        mount(&master, 1, 8).unwrap();
+        master.retired();
+        fs::remove_dir(&in_the_way).unwrap();
+        let next = Master::new(config, LeaderEpoch(1)).unwrap();
+        assert_eq!(next.mind().catalog.holders(), [NodeId(1)]);
+        mount(&next, 2, 7).unwrap();
+    }
 
     /// A file that an operator named: what cannot be written is told, and the list stays as it was. Was: ten times a
     /// second.

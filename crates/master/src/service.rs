@@ -54,6 +54,8 @@ pub struct Master {
     mind: Mutex<Mind>,
     /// A lock of its own, taken before the mind's: no call waits while the disk works.
     keeper: Mutex<Keeper>,
+    /// Nodes that are surely on the list that the next leader reads.
+    pub(crate) listed: Mutex<Vec<NodeId>>,
     /// Why what the next leader must know could not be written the last time.
     pub(crate) unkept: Mutex<Option<String>>,
     /// For the next master at this address.
@@ -138,6 +140,7 @@ impl Master {
     }
 
     fn made(config: MasterConfig, epoch: LeaderEpoch, kept: Option<Kept>, keeper: Keeper) -> Self {
+        let listed = kept.as_ref().map_or_else(Vec::new, |kept| kept.nodes.clone());
         let (start, quotas) = match kept {
             Some(kept) => {
                 let Kept { nodes: expected, trusted, quotas, .. } = kept;
@@ -164,6 +167,7 @@ impl Master {
             config,
             mind: Mutex::new(mind),
             keeper: Mutex::new(keeper),
+            listed: Mutex::new(listed),
             unkept: Mutex::new(None),
             trace: Mutex::new(None),
             term: None,
