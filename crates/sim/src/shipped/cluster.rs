@@ -614,8 +614,6 @@ fn own(plan: &Plan, at: usize, disks: &Mounted) -> Arc<Node> {
         segment_bytes: plan.segment_bytes,
         slots: Some(plan.slots),
         memory_overcommit: true,
-        // As shipped: wall time numbers the starts.
-        incarnation: Incarnation(rt::wall_time() / 1_000),
         heartbeat: plan.catalog.serve_lease / 10,
         links: plan.links(),
         gate: plan.gate(),
@@ -623,7 +621,9 @@ fn own(plan: &Plan, at: usize, disks: &Mounted) -> Arc<Node> {
     };
     loop {
         let master = Arc::new(master_link(plan, Role::Node, &name));
-        let config = NodeConfig { tier: disks.tier(), ..config.clone() };
+        // As shipped: wall time numbers the starts, and a node that is not registered ends.
+        let incarnation = Incarnation(rt::wall_time() / 1_000);
+        let config = NodeConfig { incarnation, tier: disks.tier(), ..config.clone() };
         let registered = Node::new(config, master, listen().into()).and_then(|node| {
             node.register(false).inspect_err(|_| node.stop())?;
             Ok(node)
