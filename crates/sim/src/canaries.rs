@@ -41,7 +41,7 @@ pub const fn caught(canary: Canary) -> Caught {
 }
 
 /// Those that the world of shipped code catches, too.
-pub const CAUGHT_SHIPPED: [Canary; 14] = [
+pub const CAUGHT_SHIPPED: [Canary; 15] = [
     Canary::NoGenerationCheck,
     Canary::FreeBeforeBump,
     Canary::WallClockLease,
@@ -53,6 +53,7 @@ pub const CAUGHT_SHIPPED: [Canary; 14] = [
     Canary::CopyToldEarly,
     Canary::DrainFreesEarly,
     Canary::UpsertKeepsOld,
+    Canary::BadCopyKept,
     Canary::NewnessAssumed,
     Canary::LapsesAtOnce,
     Canary::ExtendsUnproved,

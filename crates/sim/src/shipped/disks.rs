@@ -120,7 +120,6 @@ impl Load {
         plan.segment_bytes = *pick(rng, &[64 << 10, 64 << 10, 256 << 10]);
         plan.slots = *pick(rng, &[8, 16, 64]);
         plan.value_bytes_max = *pick(rng, &[600, 3_000, 20_000]);
-        plan.keys = between(rng, 3, 48);
     }
 
     fn config(&self, number: usize, disk: Arc<dyn Disk>) -> SsdConfig {

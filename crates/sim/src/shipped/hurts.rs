@@ -63,18 +63,23 @@ impl Hurts {
     /// From a stream of its own: the other choices of a seed stay the same.
     pub(super) fn draw(seed: u64, flips: bool) -> Self {
         let rng = &mut Rng::stream(seed, "hurts");
-        let every = *pick(rng, &[0, 100 * MS, 300 * MS, 500 * MS, 3_000 * MS]);
+        let mut every = *pick(rng, &[0, 100 * MS, 300 * MS, 500 * MS, 3_000 * MS]);
         let mut kinds = Hurt::ALL.to_vec();
-        kinds.retain(|kind| flips || *kind != Hurt::Flip);
+        kinds.retain(|kind| *kind != Hurt::Flip);
         if rng.chance(600) {
             let many = between(rng, 1, 3);
             let lasting = [Hurt::Kill, Hurt::Stop, Hurt::Cut, Hurt::Cut, Hurt::WallClock];
-            let mut some: Vec<Hurt> = (0..many).map(|_| *pick(rng, &lasting)).collect();
-            some.extend(flips.then_some(Hurt::Flip));
-            kinds = some;
+            kinds = (0..many).map(|_| *pick(rng, &lasting)).collect();
         }
         let whom = [Whom::All, Whom::All, Whom::Masters, Whom::Nodes, Whom::Clients];
-        Self { every, kinds, whom: *pick(rng, &whom), leases_max: *pick(rng, &[2, 6, 6, 30]) }
+        let mut whom = *pick(rng, &whom);
+        let leases_max = *pick(rng, &[2, 6, 6, 30]);
+        if flips {
+            // Most of what happens then: memory of nodes.
+            kinds.extend([Hurt::Flip; 4]);
+            (every, whom) = (every.clamp(50 * MS, 300 * MS), Whom::Nodes);
+        }
+        Self { every, kinds, whom, leases_max }
     }
 
     /// No faults.

@@ -119,7 +119,7 @@ impl Plan {
             lanes: between(rng, 1, 3) as usize,
             lanes_of_nodes: *pick(rng, &[0, 0, 0, 1, 2]),
             lanes_of_master: *pick(rng, &[0, 0, 0, 1, 2]),
-            keys: between(rng, 3, 48),
+            keys: if rng.chance(300) { between(rng, 2, 6) } else { between(rng, 3, 48) },
             value_bytes_max: *pick(rng, &[100, 3_000, 20_000, 60_000]),
             replicas: *pick(rng, &[1, 1, 2]),
             call_time: Duration::from_millis(*pick(rng, &[100, 1_000, 5_000])),

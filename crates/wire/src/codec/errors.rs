@@ -296,7 +296,7 @@ mod tests {
             let known = families.iter().flatten().count();
             let expected = match code {
                 1 | 2 => 4,
-                0x10..=0x21 | 0x30..=0x34 | 0x40..=0x45 | 0x50..=0x59 | 0x60..=0x64 | 0x70 => 1,
+                0x10..=0x21 | 0x30..=0x34 | 0x40..=0x45 | 0x50..=0x5a | 0x60..=0x64 | 0x70 => 1,
                 _ => 0,
             };
             assert_eq!(known, expected, "code {code:#x}");
