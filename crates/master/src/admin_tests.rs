@@ -12,39 +12,34 @@ use tokio::net::{TcpListener, TcpStream};
 
 const NEVER: Deadline = Deadline::NEVER;
 
-/// A master and a segment that has mounted and is not open yet.
-pub(crate) fn mounting() -> (Arc<Master>, SegmentOffer) {
-    let master = Master::new(MasterConfig::default(), LeaderEpoch(3)).unwrap();
-    let node = NodeId(u64::MAX);
+/// The mount of a node with one segment.
+pub(crate) fn mount_of(node: NodeId, incarnation: Incarnation) -> Mount {
+    let (host, zone) = (HostId(1), ZoneId(2));
     let offer = SegmentOffer {
         segment: SegmentId::of(node, 0),
-        incarnation: Incarnation(7),
+        incarnation,
         node,
         medium: Medium::Dram,
         bytes: 1 << 20,
         slots: 1024,
-        host: HostId(1),
-        zone: ZoneId(2),
+        host,
+        zone,
         tenant: None,
         evidence: Evidence::default(),
     };
-    let info = NodeInfo {
-        node,
-        name: "n".into(),
-        tcp: String::new(),
-        unix: String::new(),
-        host: HostId(1),
-        zone: ZoneId(2),
-    };
-    let mount = Mount {
-        info,
-        seen: LeaderEpoch(0),
-        offers: vec![offer.clone()],
-        fence_ms: None,
-        draining: Vec::new(),
-    };
+    let (tcp, unix) = (String::new(), String::new());
+    let info = NodeInfo { node, name: node.to_string(), tcp, unix, host, zone };
+    let (seen, offers) = (LeaderEpoch(0), vec![offer]);
+    Mount { info, seen, offers, fence_ms: None, draining: Vec::new() }
+}
+
+/// A master and a segment that has mounted and is not open yet.
+pub(crate) fn mounting() -> (Arc<Master>, SegmentOffer) {
+    let master = Master::new(MasterConfig::default(), LeaderEpoch(3)).unwrap();
+    let mut mount = mount_of(NodeId(u64::MAX), Incarnation(7));
+    mount.info.name = "n".into();
     master.scope(TenantId::DEFAULT).mount(&mount, NEVER).unwrap().unwrap();
-    (master, offer)
+    (master, mount.offers.remove(0))
 }
 
 /// A master that knows one segment and the given keys.

@@ -40,7 +40,7 @@ impl Master {
                 trusted.clear();
             }
             Err(error) => {
-                // It may have come through.
+                // The write may have come through, and with it a list without some of these nodes.
                 listed.retain(|node| nodes.contains(node));
                 return Err(error);
             }
@@ -51,8 +51,8 @@ impl Master {
         Ok(())
     }
 
-    /// After a mount: keeps it. Where that fails, only a node may serve that the next leader waits for anyway: one that
-    /// is not on its list holds what that leader would take for absent.
+    /// After a mount: writes the list of nodes. If that fails, the mount of a node that is not on the list is refused:
+    /// the next leader would not wait for that node, and would take its keys for absent.
     pub(crate) fn keep_mount(&self, node: NodeId) -> Result<(), CallError> {
         let kept = self.keep();
         match kept {
@@ -105,41 +105,24 @@ pub(crate) fn cannot_keep(what: &str, error: &io::Error) -> CallError {
 mod tests {
     use super::*;
     use crate::MasterConfig;
-    use crate::admin::tests::Lines;
-    use mooncrate_core::plan::{Evidence, Medium, SegmentOffer};
+    use crate::admin::tests::{Lines, mount_of};
     use mooncrate_core::time::Deadline;
-    use mooncrate_core::{HostId, Incarnation, SegmentId, TenantId, ZoneId};
+    use mooncrate_core::{Incarnation, TenantId};
     use mooncrate_wire::MasterApi;
-    use mooncrate_wire::message::{Mount, Mounted, NodeInfo};
+    use mooncrate_wire::message::Mounted;
     use std::fs;
     use std::sync::Arc;
 
     fn mount(master: &Arc<Master>, node: u64, incarnation: u64) -> Result<Mounted, CallError> {
-        let (node, host, zone) = (NodeId(node), HostId(1), ZoneId(2));
-        let offer = SegmentOffer {
-            segment: SegmentId::of(node, 0),
-            incarnation: Incarnation(incarnation),
-            node,
-            medium: Medium::Dram,
-            bytes: 1 << 20,
-            slots: 64,
-            host,
-            zone,
-            tenant: None,
-            evidence: Evidence::default(),
-        };
-        let (name, tcp, unix) = (node.to_string(), String::new(), String::new());
-        let info = NodeInfo { node, name, tcp, unix, host, zone };
-        let (seen, offers) = (LeaderEpoch(0), vec![offer]);
-        let mount = Mount { info, seen, offers, fence_ms: None, draining: Vec::new() };
+        let mount = mount_of(NodeId(node), Incarnation(incarnation));
         let scope = master.scope(TenantId::DEFAULT);
         scope.mount(&mount, Deadline::NEVER).map(Result::unwrap)
     }
 
-    /// C2: while the file cannot be written, the next leader reads the list in it. Who is not on that list must not
-    /// serve: that leader would take its keys for absent. Who is on it may, also with new memory.
+    /// C2: while the file cannot be written, the next leader reads the list in it. A node that is not on that list must
+    /// not serve: that leader would take its keys for absent. A node on the list may, also with new memory.
     #[test]
-    fn who_cannot_be_listed_does_not_serve() {
+    fn a_node_that_cannot_be_listed_does_not_serve() {
         let folder = tempfile::tempdir().unwrap();
         let state_file = Some(folder.path().join("state"));
         let config = MasterConfig { state_file, ..MasterConfig::default() };

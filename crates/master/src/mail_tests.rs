@@ -1,15 +1,14 @@
 //! Who is woken by mail, counted; and that nobody waits for it in vain.
 
 use super::*;
+use crate::admin::tests::mount_of;
 use crate::{Master, MasterConfig, MasterHandler};
 use mooncrate_core::error::MountError;
-use mooncrate_core::plan::{
-    Action, Evidence, Medium, Notice, OrderResult, PutConfig, SegmentOffer,
-};
+use mooncrate_core::plan::{Action, Notice, OrderResult, PutConfig};
 use mooncrate_core::time::Deadline;
-use mooncrate_core::{Generation, HostId, Incarnation, Seal, SegmentId, Slot, TenantId, ZoneId};
+use mooncrate_core::{Generation, Incarnation, Seal, SegmentId, Slot, TenantId};
 use mooncrate_wire::clock::boottime;
-use mooncrate_wire::message::{Mount, NodeInfo, Orders, PutEndItem, PutItem, Role, SealList};
+use mooncrate_wire::message::{Orders, PutEndItem, PutItem, Role, SealList};
 use mooncrate_wire::{Answer, Caller, Handler, MasterApi, Peer, Reply, Request};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -36,23 +35,7 @@ fn cluster(nodes: u64) -> (Arc<Master>, Vec<NodeId>) {
 }
 
 fn mount(master: &Arc<Master>, node: NodeId) {
-    let (host, zone) = (HostId(1), ZoneId(2));
-    let offer = SegmentOffer {
-        segment: segment(node),
-        incarnation: INCARNATION,
-        node,
-        medium: Medium::Dram,
-        bytes: 1 << 20,
-        slots: 64,
-        host,
-        zone,
-        tenant: None,
-        evidence: Evidence::default(),
-    };
-    let (tcp, unix) = (String::new(), String::new());
-    let info = NodeInfo { node, name: format!("{node}"), tcp, unix, host, zone };
-    let (seen, fence_ms, draining) = (LeaderEpoch(0), None, Vec::new());
-    let mount = Mount { info, seen, offers: vec![offer], fence_ms, draining };
+    let mount = mount_of(node, INCARNATION);
     master.scope(TenantId::DEFAULT).mount(&mount, NEVER).unwrap().unwrap();
     master.open_segment(segment(node), INCARNATION).unwrap();
 }

@@ -24,7 +24,6 @@ pub fn table<T: Tally>(sum: &Sum<T>) -> String {
     };
     row("seeds", sum.seeds.to_string());
     row("operations", sum.ops.to_string());
-    row("virtual seconds", (sum.virtual_ns / 1_000_000_000).to_string());
     for (name, count) in sum.tally.rows() {
         row(&name, count.to_string());
     }

@@ -5,6 +5,7 @@
 
 use crate::Nanos;
 use crate::judge::Failure;
+use mooncrate_check::oracle::Counts;
 use mooncrate_core::Now;
 use mooncrate_core::rng::Rng;
 use mooncrate_mem::clock::boottime;
@@ -51,6 +52,25 @@ pub trait Tally: Clone + Default + Send {
     }
 }
 
+/// Rows of what an oracle judged.
+pub(crate) fn judged_rows(judged: &Counts) -> Vec<(String, u64)> {
+    let rows = [
+        ("gets verified (hits)", judged.hits),
+        ("misses", judged.misses),
+        ("gets failed", judged.gets_failed),
+        ("puts finished", judged.puts),
+        ("puts refused", judged.puts_refused),
+        ("puts of unknown outcome", judged.puts_unknown),
+        ("removes finished", judged.removes),
+    ];
+    rows.map(|(name, count)| (name.to_owned(), count)).into()
+}
+
+/// The row of virtual time.
+pub(crate) fn seconds_row(virtual_ns: Nanos) -> (String, u64) {
+    ("virtual seconds".to_owned(), virtual_ns / 1_000_000_000)
+}
+
 /// What became of a seed.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome<T> {
@@ -60,8 +80,6 @@ pub struct Outcome<T> {
     pub hash: u64,
     /// Operations begun.
     pub ops: u64,
-    /// Virtual time.
-    pub virtual_ns: Nanos,
     /// What was counted.
     pub tally: T,
     /// The rule that was broken, if one was.
@@ -77,8 +95,6 @@ pub struct Sum<T> {
     pub seeds: u64,
     /// Operations begun.
     pub ops: u64,
-    /// Virtual time.
-    pub virtual_ns: Nanos,
     /// What was counted.
     pub tally: T,
     /// Hash over the traces of all seeds, whatever their order.
@@ -91,10 +107,9 @@ pub struct Sum<T> {
 
 impl<T: Tally> Sum<T> {
     fn add(&mut self, outcome: Outcome<T>) {
-        let Outcome { seed, hash, ops, virtual_ns, tally, failure, .. } = outcome;
+        let Outcome { seed, hash, ops, tally, failure, .. } = outcome;
         self.seeds += 1;
         self.ops += ops;
-        self.virtual_ns += virtual_ns;
         self.tally.add(&tally);
         let mixed = (seed ^ hash.rotate_left(17)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         self.hash = self.hash.wrapping_add(mixed ^ (mixed >> 31));
@@ -116,7 +131,7 @@ pub struct Rig<'a, T> {
     pub run: &'a (dyn Fn(Range<u64>) -> Vec<Outcome<T>> + Sync),
 }
 
-/// Runs seeds until enough operations are done or a rule is broken; tells `progress` now and then.
+/// Runs seeds until enough operations are done or a rule is broken; calls `progress` every three seconds.
 pub fn run<T: Tally>(job: &Job, rig: &Rig<'_, T>, progress: impl Fn(&Sum<T>) + Sync) -> Sum<T> {
     let started = boottime();
     let seeds = if job.span.is_some() { u64::MAX } else { seeds_for(job, rig.ops_of) };

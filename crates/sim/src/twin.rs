@@ -1,10 +1,11 @@
 //! The cluster of hand-written processes over the real catalog and the real segments: one seed, and many.
 
+use crate::Nanos;
 use crate::ctx::Stats;
 use crate::faults::Fault;
 use crate::judge::Failure;
 use crate::marks::{Mark, Marks};
-use crate::runner::{self, Job, Rig, seed_at};
+use crate::runner::{self, Job, Rig, judged_rows, seconds_row, seed_at};
 use crate::swarm::Swarm;
 use crate::world::{Watch, World};
 use mooncrate_check::oracle::Counts;
@@ -19,6 +20,8 @@ pub struct Tally {
     pub judged: Counts,
     /// Rare situations reached.
     pub marks: Marks,
+    /// Virtual time.
+    pub virtual_ns: Nanos,
 }
 
 /// What became of a seed.
@@ -36,6 +39,7 @@ impl runner::Tally for Tally {
         }
         self.judged = [self.judged, other.judged].into_iter().sum();
         self.marks.add(&other.marks);
+        self.virtual_ns += other.virtual_ns;
     }
 
     fn verified(&self) -> u64 {
@@ -45,6 +49,7 @@ impl runner::Tally for Tally {
     fn rows(&self) -> Vec<(String, u64)> {
         let mut rows = judged_rows(&self.judged);
         rows.push(("events".to_owned(), self.stats.events));
+        rows.push(seconds_row(self.virtual_ns));
         let faults =
             Fault::ALL.iter().map(|fault| (fault.name(), self.stats.faults[*fault as usize]));
         rows.extend(faults.map(|(name, count)| (format!("fault: {name}"), count)));
@@ -56,20 +61,6 @@ impl runner::Tally for Tally {
     fn missing(&self) -> Vec<&'static str> {
         self.marks.missing().map(Mark::name).collect()
     }
-}
-
-/// Rows of what an oracle judged.
-pub(crate) fn judged_rows(judged: &Counts) -> Vec<(String, u64)> {
-    let rows = [
-        ("gets verified (hits)", judged.hits),
-        ("misses", judged.misses),
-        ("gets failed", judged.gets_failed),
-        ("puts finished", judged.puts),
-        ("puts refused", judged.puts_refused),
-        ("puts of unknown outcome", judged.puts_unknown),
-        ("removes finished", judged.removes),
-    ];
-    rows.map(|(name, count)| (name.to_owned(), count)).into()
 }
 
 /// Runs one seed. A panic in the code under test is a failure like any other.
@@ -86,7 +77,7 @@ pub fn run_seed(seed: u64, ops: Option<u64>, watch: Watch) -> Outcome {
     })
 }
 
-/// Runs seeds until enough operations are done or a rule is broken; tells `progress` now and then.
+/// Runs seeds until enough operations are done or a rule is broken; calls `progress` every three seconds.
 pub fn run(job: &Job, progress: impl Fn(&Sum) + Sync) -> Sum {
     let (first, ops) = (job.seed, job.ops_per_seed);
     let rig = Rig {

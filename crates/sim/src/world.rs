@@ -103,8 +103,12 @@ impl World {
             seed,
             hash: ctx.trace.hash(),
             ops: ctx.stats.ops,
-            virtual_ns: ctx.now,
-            tally: Tally { stats: ctx.stats, judged: ctx.oracle.counts(), marks: ctx.marks },
+            tally: Tally {
+                stats: ctx.stats,
+                judged: ctx.oracle.counts(),
+                marks: ctx.marks,
+                virtual_ns: ctx.now,
+            },
             failure: ctx.failure,
             lines,
         }

@@ -131,7 +131,7 @@ impl Guard {
 impl Probes {
     /// Looks at the probes, begins new ones where that is due; whether a master was reached.
     fn reached(&mut self, pools: &MasterPools) -> bool {
-        // Before old ones are dropped: who calls rarely sees an answer late.
+        // Before old probes are dropped: a client that calls rarely looks late.
         if self.look(pools) {
             return true;
         }

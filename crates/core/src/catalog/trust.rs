@@ -326,9 +326,9 @@ impl Catalog {
     /// Whether a node may let others read the memory that it has told all of: not while a value that it was
     /// told to drop is readable there, by locators of an earlier leader. Which segments it has told the node
     /// knows best: it serves a segment from the first heartbeat on that it sends after the last page was
-    /// acknowledged. So no segment waits for another, and memory waits for no disk that is mounted anew: it
-    /// has no such readers. A node that stood still, or had only lost its master, has its disk as it was, and
-    /// readers know places in it: what was struck meanwhile must go first.
+    /// acknowledged. So no segment waits for another. Memory waits only for a disk on the list of believed
+    /// disks: its node may have run on without a master, and then clients remember places on the disk. A process that has
+    /// just started waits, too, because the leader cannot tell it from such a node.
     pub fn may_serve(&self, node: NodeId) -> bool {
         let Some(member) = self.nodes.get(&node) else { return false };
         if canary::on(Canary::LateMemoryServes) {
@@ -338,8 +338,8 @@ impl Catalog {
         mounts.all(|index| {
             let book = self.segments.book(index);
             let struck = book.struck > 0 && !canary::on(Canary::StruckServes);
-            let anew = book.is_disk() && book.trust != Trust::NotStruck;
-            (anew || book.unwanted == 0) && !struck
+            let unknown = book.is_disk() && book.trust != Trust::NotStruck;
+            (unknown || book.unwanted == 0) && !struck
         })
     }
 

@@ -66,8 +66,8 @@ fn what_was_removed_stays_removed_while_a_disk_tells() {
     }
 }
 
-/// C4: a node that has only lost its master has its disk as it was, and readers know places in it. It serves nobody
-/// before it has dropped what was struck meanwhile.
+/// C4: a node that has only lost its master has its disk as it was, and clients remember places on it. It must not
+/// serve before it has dropped what was struck meanwhile.
 #[test]
 fn a_late_disk_drops_what_was_struck_before_its_node_serves() {
     let (mut rig, page) = late();

@@ -227,7 +227,6 @@ pub fn run(mut swarm: Swarm, opens: &dyn Opens, watch: Watch) -> Outcome {
         seed: shared.swarm.seed,
         hash: inner.trace.hash(),
         ops: inner.ops,
-        virtual_ns: 0,
         tally: Tally { disk_ops, counts: inner.oracle.counts, faults },
         failure: inner.failure.clone(),
         lines: inner.lines(),

@@ -63,7 +63,7 @@ pub fn run_seed(seed: u64, ops: Option<u64>, opens: &dyn Opens, watch: Watch) ->
     rig::run(swarm(seed, ops, opens), opens, watch)
 }
 
-/// Runs seeds until enough operations are done or a rule is broken; tells `progress` now and then.
+/// Runs seeds until enough operations are done or a rule is broken; calls `progress` every three seconds.
 pub fn run(job: &Job, opens: &dyn Opens, progress: impl Fn(&Sum) + Sync) -> Sum {
     let (first, ops) = (job.seed, job.ops_per_seed);
     let rig = Rig {

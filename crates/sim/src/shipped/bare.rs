@@ -1,6 +1,6 @@
 //! Readers that count on a lease alone: they look a value up with a lease, and look at its place in the memory of the
-//! node on their machine until the lease is over. They verify nothing, so nothing but the lease keeps them from reading
-//! what somebody else has put there.
+//! node on their machine until the lease is over. They verify nothing, so only the lease keeps them from reading a later
+//! value in the same place.
 //!
 //! What is judged (G5): no place is given to another value under a lease that its holder counts as valid, while the
 //! owner may serve.
@@ -52,11 +52,11 @@ impl Bare {
     fn hold(&mut self) {
         let at = self.rng.below(self.plan.keys) as usize;
         let key = judge::key(at);
-        let wish = LEASES_MS[self.rng.below(LEASES_MS.len() as u64) as usize];
-        let wish = 1 + self.rng.below(wish) as u32;
+        let most = LEASES_MS[self.rng.below(LEASES_MS.len() as u64) as usize];
+        let lease_ms = 1 + self.rng.below(most) as u32;
         let sent = boottime();
         let deadline = sent.deadline_in(self.plan.call_time);
-        let Ok(mut found) = self.master.locate(wish, &[&key.bytes], deadline) else { return };
+        let Ok(mut found) = self.master.locate(lease_ms, &[&key.bytes], deadline) else { return };
         let Some(Ok(located)) = found.pop() else { return };
         let until = holder_end(sent, located.lease_ms);
         let Some(segment) = self.memory.lock().clone() else { return };

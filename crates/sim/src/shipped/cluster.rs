@@ -39,8 +39,8 @@ const PLACES: usize = 1_000;
 /// Between two attempts of a node to register.
 const AGAIN: Duration = Duration::from_millis(50);
 
-/// Virtual time after which no fault begins: a client that is dead most of the time would never be done.
-const FAULTY: Nanos = 600_000 * MS;
+/// Virtual time after which no fault begins: the run of a client that is dead most of the time would not end.
+const FAULTS_UNTIL: Nanos = 600_000 * MS;
 
 /// What a process of a name is, from its first start on.
 struct Place {
@@ -150,7 +150,7 @@ impl Cluster {
     fn fault_pause(&mut self) -> Nanos {
         match self.plan.hurts.every {
             0 => Nanos::MAX,
-            _ if fibers::true_time() > FAULTY => Nanos::MAX,
+            _ if fibers::true_time() > FAULTS_UNTIL => Nanos::MAX,
             every => fibers::true_time() + 1 + self.rng.below(2 * every),
         }
     }
@@ -389,7 +389,7 @@ impl Cluster {
         fibers::true_time() + 1 + self.rng.below(long)
     }
 
-    /// Somebody, as the plan says.
+    /// The process that a fault befalls.
     fn victim(&mut self) -> usize {
         let (masters, nodes) = (self.plan.masters, self.plan.nodes);
         let among = match self.plan.hurts.whom {
@@ -403,7 +403,7 @@ impl Cluster {
 
     fn hurt(&mut self) {
         let at = self.victim();
-        // Most who are cut off cannot reach a master.
+        // Half of the cuts are from a master.
         let others = if self.rng.chance(500) { self.plan.masters } else { self.places.len() };
         let other = self.rng.below(others as u64) as usize;
         let Place { kind, process, host, mends, .. } = self.places[at];
@@ -510,7 +510,7 @@ fn address_of_master(at: usize) -> Address {
 }
 
 /// A master process. Alone, a later start knows nothing of an earlier one but that it was there.
-fn lead(plan: &Arc<Plan>, at: usize, start: u64, etcd: Reached, lanes: Vec<MakeLane>) {
+fn lead(plan: &Plan, at: usize, start: u64, etcd: Reached, lanes: Vec<MakeLane>) {
     let address = address_of_master(at);
     let listens = Bound::listen(&address).expect("a world listens anywhere");
     let alone = plan.masters == 1;

@@ -50,13 +50,13 @@ pub struct Load {
     moved: u32,
     /// Starts with an older copy of a disk.
     restored: u32,
-    /// Whether masters keep a state, in a file that somebody named, or in the usual place.
+    /// Whether masters keep a state; in a file of `--state-file`, or in the usual place.
     pub(super) keeps_state: bool,
     pub(super) names_state: bool,
     /// Starts of a master that find no state, and that find an older one.
     pub(super) forgets: u32,
     pub(super) older_state: u32,
-    /// Tenths of a second in which the state cannot be written.
+    /// Quarters of a serving lease in which the state cannot be written.
     pub(super) unwritable: u32,
 }
 
@@ -134,7 +134,7 @@ impl Load {
     }
 }
 
-/// A disk, and who has it.
+/// A disk, and its node.
 struct Drive {
     disk: Slot,
     /// The node that it belongs to, and whether a process of it has it now.

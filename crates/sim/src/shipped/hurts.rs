@@ -15,7 +15,7 @@ pub(super) enum Hurt {
     Stop,
     Cut,
     WallClock,
-    /// Its machine loses its power: nobody hears of it.
+    /// Its machine loses its power: its peers get no word of it.
     Vanish,
     /// A node ends in order.
     Leave,

@@ -45,7 +45,7 @@ pub(super) enum Deed {
     DropCopy,
     WriteSessions,
     ReadSessions,
-    PutAsWished,
+    PutWithConfig,
     Ask,
     Near,
     List,
@@ -68,7 +68,7 @@ impl Deed {
         Self::DropCopy,
         Self::WriteSessions,
         Self::ReadSessions,
-        Self::PutAsWished,
+        Self::PutWithConfig,
         Self::Ask,
         Self::Near,
         Self::List,
@@ -85,7 +85,7 @@ impl Deed {
             Self::Upsert => &[0, 0, 10, 60],
             Self::View | Self::Ranges => &[0, 10, 30],
             Self::ReadSession | Self::WriteSession => &[0, 0, 10, 40],
-            Self::ReadSessions | Self::WriteSessions | Self::PutAsWished => &[0, 0, 10],
+            Self::ReadSessions | Self::WriteSessions | Self::PutWithConfig => &[0, 0, 10],
             Self::Copy => &[0, 0, 5],
             Self::Lease | Self::RemoveMatching | Self::List => &[0, 0, 3],
             Self::DropCopy => &[0, 0, 0, 3],
@@ -98,7 +98,7 @@ pub(super) struct Lane {
     pub(super) process: ProcessId,
     pub(super) rng: Rng,
     pub(super) plan: Arc<Plan>,
-    /// The last call met nobody who could do it.
+    /// The last call found no master or no memory.
     pub(super) in_vain: Cell<bool>,
 }
 
@@ -107,11 +107,11 @@ impl Lane {
     pub(super) fn say<T>(&self, key: usize, done: &Result<T, Error>) {
         let Err(error) = done else { return };
         fibers::note(10, key as u64, || format!("k{key} error: {error}"));
-        let nobody = matches!(
+        let in_vain = matches!(
             error,
             Error::Master(CallError::Away { .. }) | Error::Put(PutError::NoSegments)
         );
-        self.in_vain.set(self.in_vain.get() || nobody);
+        self.in_vain.set(self.in_vain.get() || in_vain);
     }
 
     /// Makes calls until the run has had enough.
@@ -134,7 +134,7 @@ impl Lane {
                 Deed::DropCopy => self.drop_copy(key),
                 Deed::WriteSessions => self.write_sessions(),
                 Deed::ReadSessions => self.read_sessions(),
-                Deed::PutAsWished => self.put_as_wished(key),
+                Deed::PutWithConfig => self.put_with_config(key),
                 Deed::Ask => self.ask(key),
                 Deed::Near => self.near(key),
                 Deed::List => self.list(key),
@@ -360,7 +360,7 @@ impl Lane {
         judge::get_ended(number, seen);
         self.rest(PAUSE_NANOS_MAX);
         let again = Got::of(&view, key.hash);
-        // A bit that flips is seen by who looks at the memory itself.
+        // A view shows the memory itself, and so a bit that flips in it.
         if again != seen && !self.plan.flips {
             judge::fail("C1", format!("a view of k{at} showed {seen:?}, and then {again:?}"));
         }

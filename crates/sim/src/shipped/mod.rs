@@ -58,6 +58,6 @@ pub fn run_seed(seed: u64, ops: Option<u64>, watch: Watch) -> Outcome {
     state::end();
     let (ops, judged, failure) = judge::end(ran.err());
     let lines = if failure.is_some() { trace.last_lines(&[], 60) } else { Vec::new() };
-    let tally = Tally { judged, faults };
-    Outcome { seed, hash: trace.hash(), ops, virtual_ns, tally, failure, lines }
+    let tally = Tally { judged, faults, virtual_ns };
+    Outcome { seed, hash: trace.hash(), ops, tally, failure, lines }
 }

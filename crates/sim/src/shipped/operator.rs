@@ -85,7 +85,7 @@ impl Operator {
         fibers::note(11, at as u64, || format!("node {at} is empty and leaves"));
         {
             let mut leaving = self.leaving.lock();
-            // An earlier leave may have ended when nobody waited for it any more.
+            // An earlier node may have left after the wait for it had ended.
             leaving.left = None;
             leaving.asked = Some(at);
         }

@@ -62,7 +62,7 @@ pub struct Plan {
     pub operator: bool,
     /// Whether what is put stays: no faults, room enough, and nobody ends a copy. Then every miss is judged.
     pub calm: bool,
-    /// What everybody proves that he knows; `None`: nobody is asked.
+    /// The secret of the cluster; `None`: it has none.
     pub secret: Option<ClusterSecret>,
     /// Masters; more than one of them elect a leader.
     pub masters: usize,
@@ -82,7 +82,7 @@ impl Plan {
         Gate::new(self.secret.clone(), None)
     }
 
-    /// Links of somebody who can prove every role.
+    /// Settings of links that show the secret, and so can prove every role.
     pub(super) fn links(&self) -> PoolConfig {
         let token = self.secret.clone().map(|secret| Arc::new(Token::Cluster(secret)));
         let access = Access { token, ..Access::default() };
@@ -139,7 +139,7 @@ impl Plan {
             catalog,
         };
         if flips {
-            // Whoever reads wrong bytes tries again until its call is over.
+            // A get that meets wrong bytes tries again until its time is over.
             this.call_time = Duration::from_millis(100);
         }
         this.disks = disks::Load::draw(seed, this.calm);

@@ -2,8 +2,8 @@
 
 use super::worker::Task;
 use super::{FAULTS, Plan};
-use crate::runner::{self, Job, Rig};
-use crate::twin::judged_rows;
+use crate::Nanos;
+use crate::runner::{self, Job, Rig, judged_rows, seconds_row};
 use mooncrate_check::oracle::Counts;
 use mooncrate_core::canary::Canary;
 
@@ -17,6 +17,8 @@ pub struct Tally {
     pub judged: Counts,
     /// Faults of each kind of [`FAULTS`].
     pub faults: [u64; FAULTS.len()],
+    /// Virtual time.
+    pub virtual_ns: Nanos,
 }
 
 /// What became of a seed.
@@ -30,6 +32,7 @@ impl runner::Tally for Tally {
         for (all, new) in self.faults.iter_mut().zip(other.faults) {
             *all += new;
         }
+        self.virtual_ns += other.virtual_ns;
     }
 
     fn verified(&self) -> u64 {
@@ -38,6 +41,7 @@ impl runner::Tally for Tally {
 
     fn rows(&self) -> Vec<(String, u64)> {
         let mut rows = judged_rows(&self.judged);
+        rows.push(seconds_row(self.virtual_ns));
         rows.extend(FAULTS.iter().zip(self.faults).map(|(name, n)| (format!("fault: {name}"), n)));
         rows
     }

@@ -84,8 +84,8 @@ impl Task {
 
 /// An outcome as a line: numbers, then the failure, if there is one.
 fn write(outcome: &Outcome) -> String {
-    let Tally { judged, faults } = outcome.tally;
-    let mut numbers = vec![outcome.seed, outcome.hash, outcome.ops, outcome.virtual_ns];
+    let Tally { judged, faults, virtual_ns } = outcome.tally;
+    let mut numbers = vec![outcome.seed, outcome.hash, outcome.ops, virtual_ns];
     numbers.extend([judged.puts, judged.puts_unknown, judged.puts_refused, judged.removes]);
     numbers.extend([judged.hits, judged.misses, judged.gets_failed]);
     numbers.extend(faults);
@@ -121,8 +121,8 @@ fn read(line: &str) -> Option<Outcome> {
         let text = text.replace("\\n", "\n").replace("\\\\", "\\");
         Some(Failure { rule: rule.to_owned(), text, key: None, op: op.parse().ok()? })
     });
-    let tally = Tally { judged, faults: faults.try_into().ok()? };
-    Some(Outcome { seed, hash, ops, virtual_ns, tally, failure, lines: Vec::new() })
+    let tally = Tally { judged, faults: faults.try_into().ok()?, virtual_ns };
+    Some(Outcome { seed, hash, ops, tally, failure, lines: Vec::new() })
 }
 
 #[cfg(test)]
@@ -143,8 +143,7 @@ mod tests {
                 seed: 42,
                 hash: u64::MAX,
                 ops: 3,
-                virtual_ns: 4,
-                tally: Tally { judged, faults: [1, 2, 3, 4, 5, 6, 7, 8] },
+                tally: Tally { judged, faults: [1, 2, 3, 4, 5, 6, 7, 8], virtual_ns: 4 },
                 failure,
                 lines: Vec::new(),
             };

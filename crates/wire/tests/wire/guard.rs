@@ -86,7 +86,7 @@ fn masters_without_a_leader_are_asked_again_when_one_leads() {
 /// A probe that is answered after its caller has left is seen by the next call, however late that comes. Was: a client
 /// that called every two seconds or less often, over a network that takes a millisecond, was cut off for good.
 #[test]
-fn who_calls_rarely_sees_the_answer_to_a_probe() {
+fn a_rare_caller_sees_the_answer_to_its_probe() {
     let master = Master::start(Mood::Leads);
     let at = master.at.clone();
     let link = guarded(&[&at]);
@@ -107,7 +107,7 @@ fn who_calls_rarely_sees_the_answer_to_a_probe() {
         server.join().unwrap()
     });
     std::thread::sleep(Duration::from_millis(2_100));
-    // Sent, to a port where nobody is any more.
+    // The call is sent, to a port that is closed.
     let error = ping(&link).unwrap_err();
     assert!(!matches!(error, CallError::Away { .. }), "{error}");
 }

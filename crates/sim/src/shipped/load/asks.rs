@@ -1,4 +1,4 @@
-//! Calls that ask about keys, and wishes of puts.
+//! Calls that ask about keys, and the settings of puts.
 
 use super::{LEASE_MS_MAX, Lane, judge, judged};
 use mooncrate_check::Got;
@@ -11,8 +11,8 @@ use std::collections::BTreeSet;
 const PAGES_MAX: usize = 1_000;
 
 impl Lane {
-    /// What a put may wish for, beside its copies.
-    pub(super) fn wishes(&mut self) -> PutConfig {
+    /// Settings of a put, beside its replicas.
+    pub(super) fn put_config(&mut self) -> PutConfig {
         let mut config = self.client.put_config().clone();
         let ttl_ms = 1 + self.rng.below(LEASE_MS_MAX) as u32;
         match self.rng.below(5) {
