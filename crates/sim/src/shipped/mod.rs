@@ -21,6 +21,7 @@ mod last;
 mod load;
 mod operator;
 mod plan;
+mod processes;
 pub mod runner;
 mod state;
 mod tripwire;
