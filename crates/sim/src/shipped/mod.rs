@@ -19,6 +19,7 @@ mod hurts;
 mod judge;
 mod last;
 mod load;
+mod met;
 mod operator;
 mod plan;
 mod processes;
@@ -59,6 +60,6 @@ pub fn run_seed(seed: u64, ops: Option<u64>, watch: Watch) -> Outcome {
     state::end();
     let (ops, judged, failure) = judge::end(ran.err());
     let lines = if failure.is_some() { trace.last_lines(&[], 60) } else { Vec::new() };
-    let tally = Tally { judged, faults, virtual_ns };
+    let tally = Tally { judged, faults, met: met::end(), virtual_ns };
     Outcome { seed, hash: trace.hash(), ops, tally, failure, lines }
 }

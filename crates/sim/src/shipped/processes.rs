@@ -3,7 +3,7 @@
 use super::disks::Mounted;
 use super::etcd::Reached;
 use super::load::Lane;
-use super::{Plan, judge, state};
+use super::{Plan, judge, met, state};
 use crate::fibers;
 use crate::swarm::pick;
 use mooncrate_client::{Client, ClientConfig};
@@ -15,6 +15,7 @@ use mooncrate_core::{HostId, Incarnation, NodeId, Slot, TenantId};
 use mooncrate_lock::Mutex;
 use mooncrate_master::election::calls::Members;
 use mooncrate_master::{Election, ElectionConfig, Master, MasterConfig, Seat, serve_seat};
+use mooncrate_mem::clock::boottime;
 use mooncrate_node::{Node, NodeConfig};
 use mooncrate_rt as rt;
 use mooncrate_transfer::{EngineConfig, Segments};
@@ -80,9 +81,14 @@ pub(super) fn lead(plan: &Plan, at: usize, start: u64, etcd: Reached, lanes: Vec
     loop {
         state::trouble(start);
         rt::sleep(plan.catalog.serve_lease / 4);
+        let Some(master) = seat.master() else { continue };
         // The leader's index adds up.
-        if let Some(Err(error)) = seat.master().map(|master| master.audit()) {
+        if let Err(error) = master.audit() {
             judge::fail("G8", error.to_string());
+        }
+        let deadline = boottime().deadline_in(plan.call_time);
+        if let Ok(stat) = master.scope(TenantId::DEFAULT).stat(deadline) {
+            met::leader(at, start, stat.epoch.0, &stat.counters);
         }
     }
 }
@@ -201,6 +207,7 @@ pub(super) fn client_over(
 
 /// Lets lanes begin, once there is memory: calls that find none prove little.
 pub(super) fn set_to_work(client: &Arc<Client>, lanes: Vec<MakeLane>) {
+    met::client(client);
     let takes = |row: &SegmentRow| row.open && row.offer.segment.medium() == Medium::Dram;
     while !client.stat().is_ok_and(|stat| stat.segments.iter().any(takes)) {
         rt::sleep(AGAIN);

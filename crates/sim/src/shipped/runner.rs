@@ -1,5 +1,6 @@
 //! Runs seeds in worker processes, and what they count.
 
+use super::met::{self, MET, Met};
 use super::worker::Task;
 use super::{FAULTS, Plan};
 use crate::Nanos;
@@ -11,12 +12,14 @@ use mooncrate_core::canary::Canary;
 const SEEDS_EACH: u64 = 8;
 
 /// What a run counts.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Tally {
     /// What the oracle judged.
     pub judged: Counts,
     /// Faults of each kind of [`FAULTS`].
     pub faults: [u64; FAULTS.len()],
+    /// What the roles met, as they count it.
+    pub(super) met: Met,
     /// Virtual time.
     pub virtual_ns: Nanos,
 }
@@ -27,11 +30,12 @@ pub type Outcome = runner::Outcome<Tally>;
 pub type Sum = runner::Sum<Tally>;
 
 impl runner::Tally for Tally {
+    const ALL_MET_FROM_OPS: u64 = 1_000_000;
+
     fn add(&mut self, other: &Self) {
         self.judged = [self.judged, other.judged].into_iter().sum();
-        for (all, new) in self.faults.iter_mut().zip(other.faults) {
-            *all += new;
-        }
+        met::add(&mut self.faults, &other.faults);
+        met::add(&mut self.met, &other.met);
         self.virtual_ns += other.virtual_ns;
     }
 
@@ -43,7 +47,20 @@ impl runner::Tally for Tally {
         let mut rows = judged_rows(&self.judged);
         rows.push(seconds_row(self.virtual_ns));
         rows.extend(FAULTS.iter().zip(self.faults).map(|(name, n)| (format!("fault: {name}"), n)));
+        rows.extend(MET.iter().zip(self.met).map(|(name, n)| (format!("met: {name}"), n)));
         rows
+    }
+
+    fn missing(&self) -> Vec<&'static str> {
+        let met = MET.into_iter().zip(self.met);
+        met.filter(|(_, times)| *times == 0).map(|(name, _)| name).collect()
+    }
+}
+
+impl Default for Tally {
+    fn default() -> Self {
+        let (judged, faults) = (Counts::default(), [0; FAULTS.len()]);
+        Self { judged, faults, met: [0; MET.len()], virtual_ns: 0 }
     }
 }
 

@@ -4,18 +4,23 @@
 //! A worker gets a range of seeds in its arguments and prints a line for each.
 
 use super::runner::{Outcome, Tally};
-use super::{run_seed, tripwire};
+use super::{FAULTS, run_seed, tripwire};
 use crate::judge::Failure;
 use crate::runner::seed_at;
 use crate::world::Watch;
 use mooncrate_check::oracle::Counts;
 use mooncrate_core::canary::Canary;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::time::{ClockId, clock_gettime};
 use std::fmt::Write;
 use std::io;
 use std::process::Command;
 
 /// The first word of a worker's arguments.
 pub const WORKER: &str = "shipped-worker";
+
+/// Processor time that a seed may take.
+const SEED_SECONDS: u64 = 120;
 
 /// What a worker does.
 #[derive(Clone, Copy, Debug)]
@@ -73,6 +78,7 @@ impl Task {
         mooncrate_core::canary::choose(self.canary);
         tripwire::set();
         for at in self.from..self.from + self.count {
+            limit_time();
             let outcome = run_seed(seed_at(self.first, at), self.ops, Watch::default());
             tell(&write(&outcome));
             if outcome.failure.is_some() {
@@ -82,13 +88,23 @@ impl Task {
     }
 }
 
+/// The kernel ends this process when it has used up the processor time of a seed: a run that does not end has failed, and
+/// its worker is not waited for.
+fn limit_time() {
+    let used = clock_gettime(ClockId::ProcessCPUTime).tv_sec.cast_unsigned();
+    let limits = Rlimit { current: Some(used + SEED_SECONDS), ..getrlimit(Resource::Cpu) };
+    // Where it is refused there is no limit.
+    let _ = setrlimit(Resource::Cpu, limits);
+}
+
 /// An outcome as a line: numbers, then the failure, if there is one.
 fn write(outcome: &Outcome) -> String {
-    let Tally { judged, faults, virtual_ns } = outcome.tally;
+    let Tally { judged, faults, met, virtual_ns } = outcome.tally;
     let mut numbers = vec![outcome.seed, outcome.hash, outcome.ops, virtual_ns];
     numbers.extend([judged.puts, judged.puts_unknown, judged.puts_refused, judged.removes]);
     numbers.extend([judged.hits, judged.misses, judged.gets_failed]);
     numbers.extend(faults);
+    numbers.extend(met);
     let mut line = String::new();
     for number in numbers {
         write!(line, "{number} ").expect("a String takes everything");
@@ -103,7 +119,7 @@ fn write(outcome: &Outcome) -> String {
 fn read(line: &str) -> Option<Outcome> {
     let (numbers, failed) = line.split_once("failed ").map_or((line, None), |(n, f)| (n, Some(f)));
     let numbers: Vec<u64> = numbers.split_whitespace().filter_map(|n| n.parse().ok()).collect();
-    let [seed, hash, ops, virtual_ns, p, pu, pr, r, h, m, gf, ref faults @ ..] = numbers[..] else {
+    let [seed, hash, ops, virtual_ns, p, pu, pr, r, h, m, gf, ref rest @ ..] = numbers[..] else {
         return None;
     };
     let judged = Counts {
@@ -121,7 +137,9 @@ fn read(line: &str) -> Option<Outcome> {
         let text = text.replace("\\n", "\n").replace("\\\\", "\\");
         Some(Failure { rule: rule.to_owned(), text, key: None, op: op.parse().ok()? })
     });
-    let tally = Tally { judged, faults: faults.try_into().ok()?, virtual_ns };
+    let (faults, met) = rest.split_at_checked(FAULTS.len())?;
+    let (faults, met) = (faults.try_into().ok()?, met.try_into().ok()?);
+    let tally = Tally { judged, faults, met, virtual_ns };
     Some(Outcome { seed, hash, ops, tally, failure, lines: Vec::new() })
 }
 
@@ -143,7 +161,12 @@ mod tests {
                 seed: 42,
                 hash: u64::MAX,
                 ops: 3,
-                tally: Tally { judged, faults: [1, 2, 3, 4, 5, 6, 7, 8], virtual_ns: 4 },
+                tally: Tally {
+                    judged,
+                    faults: [1, 2, 3, 4, 5, 6, 7, 8],
+                    met: std::array::from_fn(|at| at as u64),
+                    virtual_ns: 4,
+                },
                 failure,
                 lines: Vec::new(),
             };
