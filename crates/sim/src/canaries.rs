@@ -41,21 +41,25 @@ pub const fn caught(canary: Canary) -> Caught {
 }
 
 /// Those that the world of shipped code catches, too.
-pub const CAUGHT_SHIPPED: [Canary; 15] = [
+pub const CAUGHT_SHIPPED: [Canary; 19] = [
     Canary::NoGenerationCheck,
     Canary::FreeBeforeBump,
     Canary::WallClockLease,
     Canary::EarlyPublish,
+    Canary::NoTokenCheck,
     Canary::NoTakeoverGrace,
     Canary::LeakOnFailedReserve,
     Canary::EarlyRemoveReply,
+    Canary::OldEpochAccepted,
     Canary::NoServeUntil,
     Canary::CopyToldEarly,
     Canary::DrainFreesEarly,
     Canary::UpsertKeepsOld,
+    Canary::StandbyKeepsEpoch,
     Canary::BadCopyKept,
     Canary::NewnessAssumed,
     Canary::LapsesAtOnce,
+    Canary::StruckServes,
     Canary::ExtendsUnproved,
 ];
 

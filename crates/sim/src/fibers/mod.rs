@@ -85,6 +85,8 @@ struct Process {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Timer {
     Wake(FiberId, u64),
+    /// A fiber that runs late may go on.
+    Late(FiberId),
     /// Of async code.
     Waker(u64),
     Deliver(EndId),
@@ -111,7 +113,17 @@ struct Kernel {
     net: Net,
     /// Places without a wait at which another fiber runs, in parts per thousand.
     switch: u32,
+    late: Late,
     panicked: Option<String>,
+}
+
+/// Threads that could go on and are not run for a while, as on a busy machine.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Late {
+    /// How often, in parts per thousand.
+    pub permille: u32,
+    /// For how long, at most.
+    pub nanos_max: Nanos,
 }
 
 thread_local! {
@@ -125,7 +137,7 @@ fn with<T>(work: impl FnOnce(&mut Kernel) -> T) -> T {
 }
 
 /// Begins a run on this thread. An earlier one is dropped, and its fibers leaked.
-pub fn begin(seed: u64, trace: Trace) {
+pub fn begin(seed: u64, late: Late, trace: Trace) {
     let mut rng = Rng::stream(seed, "fibers");
     let switch = *pick(&mut rng, &[0, 2, 10, 50, 200]);
     let net = Net::new(Rng::stream(seed, "network"));
@@ -145,6 +157,7 @@ pub fn begin(seed: u64, trace: Trace) {
         wakers: BTreeMap::new(),
         net,
         switch,
+        late,
         panicked: None,
     };
     kernel.set_timer(net::SWEEP, Timer::Sweep);
@@ -169,6 +182,11 @@ pub fn host(clock: Clock) -> HostIx {
 /// Sets the wall clock of a machine by an hour.
 pub fn step_wall(host: HostIx, forward: bool) {
     with(|kernel| kernel.hosts[host.0].step_wall(forward));
+}
+
+/// From now on no thread runs late.
+pub fn be_in_time() {
+    with(|kernel| kernel.late = Late::default());
 }
 
 /// Sets all wall clocks right again.
@@ -328,6 +346,7 @@ impl Kernel {
                 self.wake_fiber(id);
             }
             Timer::Wake(..) => {}
+            Timer::Late(id) => self.run_next(id),
             Timer::Waker(number) => {
                 let waker = self.wakers.remove(&number);
                 self.call(waker);
@@ -357,7 +376,16 @@ impl Kernel {
         }
     }
 
+    /// A fiber can go on; at once, or late.
     fn make_ready(&mut self, id: FiberId) {
+        if self.late.permille > 0 && self.rng.chance(self.late.permille) {
+            let late = 1 + self.rng.below(self.late.nanos_max);
+            return self.set_timer(self.now + late, Timer::Late(id));
+        }
+        self.run_next(id);
+    }
+
+    fn run_next(&mut self, id: FiberId) {
         let process = &mut self.processes[self.fibers[id].process.0];
         if process.stopped {
             process.parked.push(id);

@@ -135,7 +135,11 @@ impl Cluster {
         match self.plan.hurts.every {
             0 => Nanos::MAX,
             _ if fibers::true_time() > FAULTS_UNTIL => Nanos::MAX,
-            every => fibers::true_time() + 1 + self.rng.below(2 * every),
+            every => {
+                let lease = self.plan.catalog.serve_lease.as_nanos() as Nanos;
+                let rest = if self.plan.hurts.one_by_one { lease } else { 0 };
+                fibers::true_time() + rest + 1 + self.rng.below(2 * every)
+            }
         }
     }
 
@@ -172,6 +176,7 @@ impl Cluster {
         self.mend(Nanos::MAX);
         state::heal();
         fibers::right_walls();
+        fibers::be_in_time();
         self.etcd.heal();
         self.next_fault = Nanos::MAX;
         let end = fibers::true_time() + time;
@@ -393,7 +398,8 @@ impl Cluster {
         let Place { kind, process, host, mends, .. } = self.places[at];
         let until = self.mends_at(kind);
         let hurt = *pick(&mut self.rng, &self.plan.hurts.kinds);
-        if mends.is_some() {
+        let others_mend = || self.places.iter().any(|place| place.mends.is_some());
+        if mends.is_some() || self.plan.hurts.one_by_one && others_mend() {
             return;
         }
         let is_node = matches!(kind, Kind::Node(_));

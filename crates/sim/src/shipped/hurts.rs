@@ -55,6 +55,8 @@ pub struct Hurts {
     /// The kinds, each as likely as the others.
     pub(super) kinds: Vec<Hurt>,
     pub(super) whom: Whom,
+    /// A fault begins only when the one before is over.
+    pub(super) one_by_one: bool,
     /// How long a process stays stopped, cut off or dead, at most; as a multiple of the serving lease.
     pub(super) leases_max: u64,
 }
@@ -79,11 +81,20 @@ impl Hurts {
             kinds.extend([Hurt::Flip; 4]);
             (every, whom) = (every.clamp(50 * MS, 300 * MS), Whom::Nodes);
         }
-        Self { every, kinds, whom, leases_max }
+        Self { every, kinds, whom, leases_max, one_by_one: false }
     }
 
-    /// No faults.
+    /// No fault that may take a value away: clients may fail, and masters one after the other, but not their links to
+    /// nodes.
     pub(super) fn calm_down(&mut self) {
-        self.every = 0;
+        match self.whom {
+            Whom::Clients => self.kinds.retain(|kind| *kind != Hurt::WallClock),
+            Whom::Masters => self.kinds.retain(|kind| matches!(kind, Hurt::Kill | Hurt::Stop)),
+            Whom::All | Whom::Nodes => self.kinds.clear(),
+        }
+        self.one_by_one = self.whom == Whom::Masters;
+        if self.kinds.is_empty() {
+            self.every = 0;
+        }
     }
 }

@@ -49,7 +49,7 @@ pub fn run_seed(seed: u64, ops: Option<u64>, watch: Watch) -> Outcome {
     let plan = Plan::draw(seed, ops);
     judge::begin(&plan);
     state::begin(&plan);
-    fibers::begin(seed, Trace::new(watch.words, watch.aloud));
+    fibers::begin(seed, plan.late, Trace::new(watch.words, watch.aloud));
     let mut cluster = cluster::Cluster::new(plan);
     let ran = cluster.run().and_then(|()| cluster.finale(FINALE));
     let virtual_ns = fibers::true_time();

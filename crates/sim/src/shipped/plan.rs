@@ -3,6 +3,7 @@
 use super::disks;
 use super::hurts::Hurts;
 use super::load::Deed;
+use crate::fibers::Late;
 use crate::swarm::{between, pick};
 use crate::{MS, Nanos};
 use mooncrate_core::catalog::Config;
@@ -54,6 +55,8 @@ pub struct Plan {
     pub(super) shares: Vec<(Deed, u64)>,
     /// Which faults befall whom, and how often.
     pub hurts: Hurts,
+    /// Threads that run late.
+    pub late: Late,
     /// Readers on the machine of each node that count on leases alone.
     pub bare: u64,
     /// Whether bits in the memory of nodes flip.
@@ -126,6 +129,7 @@ impl Plan {
             pause: *pick(rng, &[0, MS, 10 * MS]),
             shares: Deed::ALL.map(|deed| (deed, *pick(rng, deed.shares()))).into(),
             hurts: Hurts::draw(seed, flips),
+            late: Late::default(),
             bare: *pick(rng, &[0, 1, 3]),
             flips,
             operator: rng.chance(300) && nodes > 1,
@@ -146,24 +150,37 @@ impl Plan {
         if let Some(load) = this.disks.clone() {
             load.fit(&mut this);
         }
-        this.set_lease(serve_lease);
+        this.set_lease(serve_lease, rng);
         if this.calm {
-            this.calm_down();
+            this.calm_down(rng);
         }
+        this.draw_late();
         this
     }
 
-    /// A serving lease, and the times that follow from it.
-    fn set_lease(&mut self, serve_lease: Duration) {
+    /// Threads are late often for a moment, or now and then for longer than any lease.
+    fn draw_late(&mut self) {
+        let rng = &mut Rng::stream(self.seed, "late");
+        let lease = self.catalog.serve_lease.as_nanos() as Nanos;
+        let draws = [(0, 0), (0, 0), (20, lease / 50), (5, lease / 4), (1, lease * 10)];
+        // A node that stands still for long is forgotten, with what it holds.
+        let draws = if self.calm { &draws[..4] } else { &draws[..] };
+        let (permille, nanos_max) = *pick(rng, draws);
+        self.late = Late { permille, nanos_max };
+    }
+
+    /// A serving lease, and the times that follow from it. Some puts end by the master before a slow writer ends them.
+    fn set_lease(&mut self, serve_lease: Duration, rng: &mut Rng) {
         self.catalog.serve_lease = serve_lease;
         self.catalog.registration = serve_lease * 4;
-        self.catalog.put_timeout = serve_lease * 6;
+        self.catalog.put_timeout = serve_lease * *pick(rng, &[1, 6, 6]);
         self.catalog.silent_after = serve_lease * 2 / 5;
         self.catalog.order_retry = serve_lease / 5;
     }
 
-    /// Nothing that may take a value away: no faults, and room also for what was removed or replaced and waits for leases.
-    fn calm_down(&mut self) {
+    /// Nothing that may take a value away: no faults of nodes, and room also for what was removed or replaced and waits
+    /// for leases.
+    fn calm_down(&mut self, rng: &mut Rng) {
         self.hurts.calm_down();
         self.flips = false;
         self.nodes = self.nodes.max(2);
@@ -171,7 +188,12 @@ impl Plan {
         self.keys = self.keys.min(16);
         self.value_bytes_max = self.value_bytes_max.min(600);
         self.pause = self.pause.max(MS);
-        self.set_lease(Duration::from_millis(200));
+        self.set_lease(Duration::from_millis(200), rng);
+        if self.hurts.one_by_one && self.hurts.every > 0 {
+            // Another master leads, and knows all nodes, before the lease of one is over.
+            self.set_lease(Duration::from_secs(5), rng);
+            (self.masters, self.term) = (3, Duration::from_secs(1));
+        }
         (self.catalog.high_permille, self.catalog.low_permille) = (980, 960);
         self.shares.retain(|(deed, _)| *deed != Deed::DropCopy);
     }
