@@ -353,7 +353,7 @@ impl Kernel {
             }
             Timer::Deliver(end) => self.deliver(end),
             Timer::Sweep => {
-                self.net.touch_all();
+                self.net.touch_written();
                 self.pump();
                 let next = self.now + net::SWEEP;
                 self.set_timer(next, Timer::Sweep);

@@ -24,7 +24,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 /// Between two looks at all connections.
-pub(super) const SWEEP: Nanos = 20 * MS;
+pub(super) const SWEEP: Nanos = 100 * MS;
 /// Bytes on their way in one direction, after which their sender waits.
 const UNDER_WAY_MAX: usize = 256 << 10;
 /// What the kernel keeps for one socket: the same on every machine.
@@ -203,9 +203,19 @@ impl Net {
         }
     }
 
-    pub(super) fn touch_all(&mut self) {
-        for end in 0..self.ends.len() {
-            self.touch(EndId(end));
+    /// Touches all ends at which a process has written, or hung up: one call of the system for all of them.
+    pub(super) fn touch_written(&mut self) {
+        let open = self.ends.iter().enumerate();
+        let (ids, mut fds): (Vec<EndId>, Vec<PollFd<'_>>) = open
+            .filter_map(|(at, end)| {
+                let ours = end.ours.as_ref()?;
+                Some((EndId(at), PollFd::new(ours, PollFlags::IN)))
+            })
+            .unzip();
+        poll(&mut fds, Some(&Timespec::default())).expect("the system looks at sockets");
+        let written: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        for (end, _) in ids.into_iter().zip(written).filter(|(_, written)| *written) {
+            self.touch(end);
         }
     }
 
@@ -349,6 +359,7 @@ impl Net {
             self.reset(to);
         }
         let mut moved = 0;
+        let waits_for_room = self.ends[to.0].coming_bytes >= UNDER_WAY_MAX;
         while self.has_arrived(to, now) {
             let end = &mut self.ends[to.0];
             let Some(ours) = &end.ours else { break };
@@ -398,8 +409,9 @@ impl Net {
         if moved > 0 {
             self.moved.push((4, (to.0 as u64) << 32 | moved as u64));
             self.changed.push(to);
-            // Its sender may have waited for room.
-            self.touch(from);
+            if waits_for_room {
+                self.touch(from);
+            }
         }
         let next = self.ends[to.0].coming.front()?;
         // What did not fit is delivered when its process reads.
