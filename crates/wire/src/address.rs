@@ -60,7 +60,7 @@ impl Address {
     /// So may a forwarder on this machine: whoever asks knows that the peer runs here, too.
     pub fn nobody_listens(&self) -> bool {
         if let Some(world) = rt::world() {
-            let asked = world.connect(&self.name_in_world());
+            let asked = world.connect(&self.name_in_world(), REFUSAL_TIME);
             return asked.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused);
         }
         let refused = |target: &SockAddr| {

@@ -42,8 +42,6 @@ const STEP_NANOS_MAX: u64 = 1_500;
 const LOOK_NANOS: u64 = 20;
 /// How long a fiber leaves others a lock that it wants: at first, and at most.
 const TAKEN_NANOS: (u64, u64) = (1_000, 100_000);
-/// How long an attempt to reach a machine without power takes.
-const NO_ANSWER: Duration = Duration::from_millis(200);
 /// Queues above this are not addresses of condition variables.
 const QUEUES: usize = 1 << 62;
 
@@ -78,6 +76,9 @@ struct Process {
     name: String,
     host: HostIx,
     stopped: bool,
+    /// For how long it has been stopped, and since when it is.
+    stood: Nanos,
+    stands_since: Nanos,
     /// Fibers that could go on and must not, because the process is stopped.
     parked: Vec<FiberId>,
 }
@@ -197,8 +198,14 @@ pub fn right_walls() {
 /// Makes a process on a machine.
 pub fn process(name: &str, host: HostIx) -> ProcessId {
     with(|kernel| {
-        let process = Process { name: name.into(), host, stopped: false, parked: Vec::new() };
-        kernel.processes.push(process);
+        kernel.processes.push(Process {
+            name: name.into(),
+            host,
+            stopped: false,
+            stood: 0,
+            stands_since: 0,
+            parked: Vec::new(),
+        });
         ProcessId(kernel.processes.len() - 1)
     })
 }
@@ -244,6 +251,11 @@ pub fn cut(one: ProcessId, other: ProcessId, is_cut: bool) {
 /// True time since the run began.
 pub fn true_time() -> Nanos {
     with(|kernel| kernel.now)
+}
+
+/// True time since the run began in which a process, which runs now, could run.
+pub fn running_time(process: ProcessId) -> Nanos {
+    with(|kernel| kernel.now - kernel.processes[process.0].stood)
 }
 
 /// What the threads of all processes do, for a report: who waits, and since how many waits.
@@ -473,13 +485,16 @@ impl Kernel {
 
     fn stop(&mut self, process: ProcessId) {
         self.processes[process.0].stopped = true;
+        self.processes[process.0].stands_since = self.now;
         let fibers = &self.fibers;
         let parked = self.ready.extract_if(.., |id| fibers[*id].process == process);
         self.processes[process.0].parked.extend(parked);
     }
 
     fn go_on(&mut self, process: ProcessId) {
-        self.processes[process.0].stopped = false;
+        let of = &mut self.processes[process.0];
+        of.stopped = false;
+        of.stood += self.now - of.stands_since;
         let parked = std::mem::take(&mut self.processes[process.0].parked);
         let fibers = &self.fibers;
         self.ready.extend(parked.into_iter().filter(|id| !fibers[*id].ended));

@@ -1,8 +1,6 @@
 //! What fibers ask of the world that they run in.
 
-use super::{
-    KERNEL, Kernel, LOOK_NANOS, NO_ANSWER, QUEUES, TAKEN_NANOS, Timer, WOKEN, nanos, with,
-};
+use super::{KERNEL, Kernel, LOOK_NANOS, QUEUES, TAKEN_NANOS, Timer, WOKEN, nanos, with};
 use mooncrate_rt::{self as rt, Task, Way, Work, World};
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -103,7 +101,7 @@ impl World for Fibers {
         with(|kernel| kernel.fibers[task.0 as usize].ended)
     }
 
-    fn connect(&self, address: &str) -> io::Result<OwnedFd> {
+    fn connect(&self, address: &str, time: Duration) -> io::Result<OwnedFd> {
         let made = with(|kernel| {
             let process = kernel.process_of_current();
             let (socket, listener) = kernel.net.connect(process, address)?;
@@ -111,7 +109,7 @@ impl World for Fibers {
             Ok(socket)
         });
         if made.as_ref().is_err_and(|error: &io::Error| error.kind() == io::ErrorKind::TimedOut) {
-            self.sleep(NO_ANSWER);
+            self.sleep(time);
         }
         made
     }

@@ -27,6 +27,10 @@ const PAUSE_NANOS_MAX: u64 = 20 * MS;
 /// The longest lease that a client asks for.
 const LEASE_MS_MAX: u64 = 2_000;
 
+/// How long after its deadline a call may end: a put that has failed gives its room back for 100 ms more, and clocks
+/// differ by 0.4 %.
+const LATE_MAX: Duration = Duration::from_millis(160);
+
 /// What a lane may do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Deed {
@@ -153,6 +157,17 @@ impl Lane {
         rt::sleep(Duration::from_nanos(self.rng.below(nanos_max)));
     }
 
+    /// A call ends by its deadline (G9), unless its process was stopped; where threads run late they say nothing.
+    fn in_time<T>(&self, call: impl FnOnce() -> T) -> T {
+        let began = fibers::running_time(self.process);
+        let done = call();
+        let took = Duration::from_nanos(fibers::running_time(self.process) - began);
+        if took > self.plan.call_time + LATE_MAX && self.plan.late.permille == 0 {
+            judge::fail("G9", format!("a call of {:?} took {took:?}", self.plan.call_time));
+        }
+        done
+    }
+
     /// A read meets bytes that do not match their seal only where somebody changed them.
     fn look_for_corruption(&self) {
         let met = self.client.counts().corrupt;
@@ -177,7 +192,7 @@ impl Lane {
         }
         let done = if let [(_, key, value)] = &calls[..] {
             let config = PutConfig { upsert, ..self.client.put_config().clone() };
-            vec![self.client.put_parts(&key.bytes, &[value], &config)]
+            vec![self.in_time(|| self.client.put_parts(&key.bytes, &[value], &config))]
         } else {
             let items: Vec<(&[u8], &[u8])> =
                 calls.iter().map(|(_, key, value)| (&key.bytes[..], &value[..])).collect();
@@ -241,7 +256,7 @@ impl Lane {
     fn get(&mut self, at: usize) {
         let key = judge::key(at);
         let number = judge::get_begins(self.process, at);
-        let got = self.client.get(&key.bytes);
+        let got = self.in_time(|| self.client.get(&key.bytes));
         self.say(at, &got);
         judge::get_ended(number, judged(self.plan.flips, got, &key));
     }
@@ -316,7 +331,7 @@ impl Lane {
         let number = judge::remove_begins(self.process, at);
         let force = self.rng.chance(500);
         // That nothing was there proves as much as a removal.
-        let done = self.client.remove(&key.bytes, force);
+        let done = self.in_time(|| self.client.remove(&key.bytes, force));
         self.say(at, &done);
         judge::remove_ended(number, done.is_ok());
     }

@@ -503,7 +503,7 @@ fn step(left: Duration) -> Duration {
 
 fn dial(target: &SockAddr, config: &LinkConfig, left: Duration) -> io::Result<Socket> {
     if let Some(world) = rt::world() {
-        return Ok(world.connect(&name_of(target))?.into());
+        return Ok(world.connect(&name_of(target), left)?.into());
     }
     let socket = Socket::new(target.domain(), Type::STREAM, None)?;
     tune(&socket, config)?;

@@ -111,7 +111,7 @@ impl Probe {
 
 fn begin(target: &SockAddr, config: &LinkConfig) -> io::Result<Socket> {
     if let Some(world) = rt::world() {
-        return Ok(world.connect(&name_of(target))?.into());
+        return Ok(world.connect(&name_of(target), Duration::ZERO)?.into());
     }
     let socket = Socket::new(target.domain(), Type::STREAM, None)?;
     socket.set_nonblocking(true)?;
