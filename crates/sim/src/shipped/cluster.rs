@@ -9,7 +9,7 @@ use super::operator::{Leaving, Operator};
 use super::processes::{
     AGAIN, MakeLane, client, client_over, flip, lead, master_link, node_id, own, set_to_work,
 };
-use super::{FAULTS, Plan, disks, judge, state};
+use super::{FAULTS, Plan, judge, last, state};
 use crate::clock::Clock;
 use crate::fibers::{self, HostIx, ProcessId};
 use crate::judge::Failure;
@@ -60,7 +60,7 @@ enum Fault {
     Leaving,
 }
 
-type Registered = Arc<Mutex<Option<Arc<Node>>>>;
+pub(super) type Registered = Arc<Mutex<Option<Arc<Node>>>>;
 /// The client of a process, once it has begun.
 type Begun = Arc<Mutex<Option<Arc<Client>>>>;
 
@@ -185,18 +185,20 @@ impl Cluster {
         let reads = self.read_last();
         let lane = self.lane(process);
         let done = Arc::new(Mutex::new(false));
+        let nodes = self.nodes.clone();
         let (plan, told) = (Arc::clone(&self.plan), Arc::clone(&done));
         fibers::start(process, "operator", move || {
             let client = Arc::new(client(&plan, "operator", None, false));
             while *reads.lock() > 0 {
                 rt::sleep(AGAIN);
             }
+            while !last::agree(&client, &nodes) {
+                rt::sleep(AGAIN);
+            }
             loop {
                 let lane = lane(Arc::clone(&client));
                 lane.remove_all();
-                let stat = client.stat().ok();
-                if let Some(stat) = stat.filter(|stat| stat.objects == 0 && stat.open_puts == 0) {
-                    disks::tell(&stat.counters);
+                if last::is_empty(&client, &nodes) {
                     break;
                 }
                 rt::sleep(plan.catalog.serve_lease / 2);
@@ -206,12 +208,10 @@ impl Cluster {
         let over = || judge::has_failed() || *done.lock();
         fibers::run(end, over).map_err(|text| failed("panic", text))?;
         if !judge::has_failed() && !*done.lock() {
-            let text = format!("after {} s without faults", time / 1000 / MS);
-            let threads = fibers::threads().join("\n  ");
-            return Err(failed(
-                "liveness",
-                format!("{text} the cluster is not empty\n  {threads}"),
-            ));
+            let (time, threads) = (time / 1000 / MS, fibers::threads().join("\n  "));
+            let wrong = last::wrong();
+            let text = format!("after {time} s without faults {wrong}\n  {threads}");
+            return Err(failed("liveness", text));
         }
         Ok(())
     }

@@ -1,16 +1,92 @@
-//! The last reads of a run: when all faults are over, every client reads every key once more, by what it remembers of
-//! its places. The oracle judges what is read, and a key that cannot be read for long is a fault by itself.
+//! The end of a run: when all faults are over, every client reads every key once more, by what it remembers of its
+//! places. The oracle judges what is read, and a key that cannot be read for long is a fault by itself. Then the leader
+//! comes to know what the owners hold, and nothing else (M10, M11), and when everything is removed nothing is left
+//! anywhere (G8).
 
+use super::cluster::Registered;
+use super::disks;
 use super::judge;
 use super::load::{Lane, is_corrupt, judged};
+use mooncrate_client::Client;
+use mooncrate_mem::SegmentStats;
 use mooncrate_mem::clock::boottime;
 use mooncrate_rt as rt;
+use mooncrate_wire::message::{ClusterStat, SegmentRow};
+use std::cell::RefCell;
 use std::time::Duration;
 
 /// How long a key may not be readable: masters elect a leader, and wait for nodes.
 const PATIENCE: Duration = Duration::from_mins(1);
 /// The same of a value whose bytes are wrong: its owner ends it as soon as a reader doubts it.
 const PATIENCE_WITH_WRONG_BYTES: Duration = Duration::from_secs(5);
+
+thread_local! {
+    /// What was not right when it was last looked at.
+    static WRONG: RefCell<String> = RefCell::default();
+}
+
+/// What is not right yet.
+pub(super) fn wrong() -> String {
+    WRONG.take()
+}
+
+/// Whether what a leader knows of memory is what the owners hold.
+pub(super) fn agree(client: &Client, nodes: &[Registered]) -> bool {
+    right(compare(client, nodes, |row, held| {
+        let SegmentStats { ready, writing, .. } = held;
+        let same = row.objects == ready && writing == 0;
+        (!same).then(|| format!("the leader knows {} replicas, {held:?}", row.objects))
+    }))
+}
+
+/// Whether nothing is left: no object, no put, no byte, no pin, and no tenant pays.
+pub(super) fn is_empty(client: &Client, nodes: &[Registered]) -> bool {
+    let empty = compare(client, nodes, |row, held| {
+        let SegmentStats { ready, writing, retiring, failed, .. } = held;
+        let left = row.used_bytes + row.quarantined_bytes + ready + writing + retiring + failed;
+        (left > 0).then(|| format!("{} bytes are used, {held:?}", row.used_bytes))
+    });
+    right(empty.and_then(|stat| {
+        disks::tell(&stat.counters);
+        let paid: u64 = stat.tenants.iter().map(|row| row.used_bytes).sum();
+        let ClusterStat { objects, open_puts, used_bytes, .. } = stat;
+        let left = objects + open_puts + used_bytes + paid;
+        let text = || {
+            format!("{objects} objects, {open_puts} puts, {used_bytes} bytes are left, {paid} paid")
+        };
+        if left == 0 { Ok(()) } else { Err(text()) }
+    }))
+}
+
+fn right<T>(looked: Result<T, String>) -> bool {
+    let (is_right, wrong) = looked.map_or_else(|wrong| (false, wrong), |_| (true, String::new()));
+    WRONG.set(wrong);
+    is_right
+}
+
+/// Compares each segment of memory with its owner; the numbers of the cluster, or what differs.
+fn compare(
+    client: &Client,
+    nodes: &[Registered],
+    differs: impl Fn(&SegmentRow, SegmentStats) -> Option<String>,
+) -> Result<ClusterStat, String> {
+    let stat = client.stat().map_err(|error| error.to_string())?;
+    if stat.rebuilding {
+        return Err("the index is being rebuilt".to_owned());
+    }
+    for node in nodes {
+        let Some(node) = node.lock().clone() else { return Err("a node is not there".to_owned()) };
+        for segment in node.segments().all() {
+            let id = segment.spec().segment;
+            let row = stat.segments.iter().find(|row| row.offer.segment == id && row.open);
+            let Some(row) = row else { return Err(format!("{id} does not take part")) };
+            if let Some(text) = differs(row, segment.stats()) {
+                return Err(format!("{id}, {} pins: {text}", segment.pins()));
+            }
+        }
+    }
+    Ok(stat)
+}
 
 impl Lane {
     /// Reads every key: its value, or that there is none.
