@@ -8,10 +8,10 @@ use super::{Plan, judge};
 use crate::fibers;
 use mooncrate_client::Client;
 use mooncrate_core::rng::Rng;
-use mooncrate_core::{NodeId, SegmentId, TenantId};
+use mooncrate_core::{LeaderEpoch, NodeId, SegmentId, TenantId};
 use mooncrate_lock::Mutex;
 use mooncrate_rt as rt;
-use mooncrate_wire::message::{DrainWish, NodeCommand, NodeEntry};
+use mooncrate_wire::message::{ClusterStat, DrainWish, NodeCommand, NodeEntry, TenantRow};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -44,8 +44,9 @@ impl Operator {
                 0 => self.resize(node),
                 1 if !self.plan.calm => {
                     let quota = self.rng.below(self.plan.segment_bytes);
-                    let _ = self.client.set_quota(TenantId::DEFAULT, Some(quota));
-                    self.rest();
+                    if self.client.set_quota(TenantId::DEFAULT, Some(quota)).is_ok() {
+                        self.watch_quota(quota);
+                    }
                     let _ = self.client.set_quota(TenantId::DEFAULT, None);
                 }
                 2 if !self.plan.calm => {
@@ -60,6 +61,29 @@ impl Operator {
                     let _ = self.client.drain(node, None, DrainWish::Undo);
                 }
             }
+        }
+    }
+
+    /// While one master leads, no put takes a tenant beyond its quota, or beyond what it had when it got it (G16). A
+    /// replica that moves is paid for twice for a while.
+    fn watch_quota(&self, quota: u64) {
+        let mut first: Option<(LeaderEpoch, u64)> = None;
+        for _ in 0..LOOKS / 4 {
+            if let Ok(ClusterStat { epoch, tenants, .. }) = self.client.stat() {
+                let paid = |row: &&TenantRow| row.quota == Some(quota);
+                let Some(used) = tenants.iter().find(paid).map(|row| row.used_bytes) else {
+                    return;
+                };
+                let (led, had) = *first.get_or_insert((epoch, used));
+                if led != epoch {
+                    return;
+                }
+                if used > quota.max(had) && !self.plan.moves() {
+                    let text = format!("{used} bytes are used of {quota}, and {had} before");
+                    return judge::fail("G16", text);
+                }
+            }
+            rt::sleep(self.plan.catalog.serve_lease / 8);
         }
     }
 

@@ -198,6 +198,11 @@ impl Plan {
         self.shares.retain(|(deed, _)| *deed != Deed::DropCopy);
     }
 
+    /// Whether clients ask that replicas move.
+    pub(super) fn moves(&self) -> bool {
+        self.shares.iter().any(|(deed, share)| *deed == Deed::Copy && *share > 0)
+    }
+
     /// What a lane does next.
     pub(super) fn deed(&self, rng: &mut Rng) -> Deed {
         let mut draw = rng.below(self.shares.iter().map(|(_, share)| share).sum());
