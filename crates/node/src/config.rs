@@ -2,8 +2,8 @@
 
 use crate::disk::TierConfig;
 use crate::duty::NodeError;
-use crate::guard::GuardCommand;
-use crate::vram::VramConfig;
+use crate::guard::GuardStart;
+use crate::vram::{Gpus, OfSystem, VramConfig};
 use mooncrate_core::ids::name_hash;
 use mooncrate_core::{HostId, Incarnation, NodeId, SegmentId, TenantId, ZoneId};
 use mooncrate_mem::memory::Claim;
@@ -52,6 +52,8 @@ pub struct NodeConfig {
     pub tier: TierConfig,
     /// GPUs whose memory it lends.
     pub vram: Vec<VramConfig>,
+    /// Where it gets that memory.
+    pub gpus: Arc<dyn Gpus>,
     /// Time between heartbeats.
     pub heartbeat: Duration,
     /// Shortest time between two looks at what waits to be freed; nobody looks while nothing waits.
@@ -66,9 +68,8 @@ pub struct NodeConfig {
     pub tenant: Option<TenantId>,
     /// Users, besides our own and root, whose processes may map the segment.
     pub share_users: Vec<u32>,
-    /// How a guard is started that knows at once when this process is dead; `None`: its master finds out
-    /// when the registration has lapsed.
-    pub guard: Option<GuardCommand>,
+    /// Who knows at once when this process is dead; `None`: its master finds out when the registration has lapsed.
+    pub guard: Option<GuardStart>,
 }
 
 impl Default for NodeConfig {
@@ -88,6 +89,7 @@ impl Default for NodeConfig {
             incarnation: Incarnation(1),
             tier: TierConfig::default(),
             vram: Vec::new(),
+            gpus: Arc::new(OfSystem),
             heartbeat: Duration::from_millis(500),
             tick: Duration::from_millis(5),
             copy_threads: copy_threads(),

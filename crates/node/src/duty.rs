@@ -516,8 +516,8 @@ impl Node {
 /// Starts the guard of this process, if it shall have one. Without it the node works as well; its death
 /// is noticed later.
 fn guard_of(config: &NodeConfig, segments: &Segments) -> Option<Guard> {
-    let command = config.guard.as_ref()?;
-    let started = Life::create().and_then(|life| Ok((Guard::start(command, &life)?, life)));
+    let how = config.guard.as_ref()?;
+    let started = Life::create().and_then(|life| Ok((Guard::start(how, &life)?, life)));
     match started {
         Ok((guard, life)) => {
             segments.set_life(Arc::new(life));

@@ -13,6 +13,7 @@
 //! guard tells nobody before the last mapping is useless. A guard that is killed as well tells nothing,
 //! and everything is as it is without one.
 
+use mooncrate_core::canary::{self, Canary};
 use mooncrate_lock::Mutex;
 use mooncrate_mem::Life;
 use mooncrate_mem::clock::boottime;
@@ -22,11 +23,13 @@ use mooncrate_wire::message::Unmount;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, getppid, pidfd_open};
 use std::ffi::OsString;
+use std::fmt;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How long a guard may take to start.
@@ -53,39 +56,77 @@ pub struct GuardCommand {
     pub args: Vec<OsString>,
 }
 
+/// Where a node gets its guard.
+#[derive(Clone, Debug)]
+pub enum GuardStart {
+    /// A process that this one starts.
+    Command(GuardCommand),
+    /// Not a process of the system: somebody who is there already, such as a simulated one.
+    Given(Arc<dyn Watcher>),
+}
+
+/// Somebody who knows for certain when this process is dead, and lives on.
+pub trait Watcher: fmt::Debug + Send + Sync {
+    /// From now on he watches; when this process is dead he calls [`report_death`].
+    fn watch(&self, life: Life) -> io::Result<()>;
+
+    /// He is not needed any more.
+    fn dismiss(&self);
+}
+
 /// A guard that watches this process.
 #[derive(Debug)]
-pub(crate) struct Guard {
-    child: Mutex<Child>,
+pub(crate) enum Guard {
+    Process(Mutex<Child>),
+    Given(Arc<dyn Watcher>),
 }
 
 impl Guard {
     /// Starts it, lends it the page, and waits until it watches. Then the page is sealed.
-    pub(crate) fn start(command: &GuardCommand, life: &Life) -> io::Result<Self> {
-        let page = life.fd().ok_or(io::ErrorKind::Unsupported)?.try_clone_to_owned()?;
-        let mut child = Command::new(&command.program)
-            .args(&command.args)
-            .arg(format!("--guard-of={}", std::process::id()))
-            .stdin(page)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            // Not of the terminal's group: Ctrl-C is for the node, which ends in order.
-            .process_group(0)
-            .spawn()?;
-        let watches = ready(&mut child).and_then(|()| life.seal());
-        let guard = Self { child: Mutex::new(child) };
-        if watches.is_err() {
+    pub(crate) fn start(how: &GuardStart, life: &Life) -> io::Result<Self> {
+        let page = life.fd().ok_or(io::ErrorKind::Unsupported)?;
+        let (guard, watches) = match how {
+            GuardStart::Command(command) => {
+                let mut child = spawn(command, page.try_clone_to_owned()?)?;
+                let watches = ready(&mut child);
+                (Self::Process(Mutex::new(child)), watches)
+            }
+            GuardStart::Given(given) => {
+                let watches = Life::guard(page).and_then(|life| given.watch(life));
+                (Self::Given(Arc::clone(given)), watches)
+            }
+        };
+        let sealed = watches.and_then(|()| life.seal());
+        if sealed.is_err() {
             guard.dismiss();
         }
-        watches.map(|()| guard)
+        sealed.map(|()| guard)
     }
 
     /// It is not needed any more: the node has ended in order and said so.
     pub(crate) fn dismiss(&self) {
-        let mut child = self.child.lock();
-        let _ = child.kill();
-        let _ = child.wait();
+        match self {
+            Self::Process(child) => {
+                let mut child = child.lock();
+                let _ = child.kill();
+                let _ = child.wait();
+            }
+            Self::Given(given) => given.dismiss(),
+        }
     }
+}
+
+/// Starts a guard, whose standard input is the page.
+fn spawn(command: &GuardCommand, page: OwnedFd) -> io::Result<Child> {
+    Command::new(&command.program)
+        .args(&command.args)
+        .arg(format!("--guard-of={}", std::process::id()))
+        .stdin(page)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        // Not of the terminal's group: Ctrl-C is for the node, which ends in order.
+        .process_group(0)
+        .spawn()
 }
 
 /// Waits for the guard's word.
@@ -102,14 +143,22 @@ fn ready(child: &mut Child) -> io::Result<()> {
 }
 
 /// The work of a guard: watches its parent `owner`, whose page is its standard input, until that is dead.
-/// Then it ends what can still be read of it and unmounts it, unless it had nothing mounted.
+/// Then it says so.
 pub fn keep_watch(owner: u32, master: &dyn MasterApi) -> io::Result<()> {
     let life = Life::guard(io::stdin().as_fd())?;
     let watch = Watch::new(owner)?;
     io::stdout().write_all(&[READY])?;
     io::stdout().flush()?;
     watch.wait_for_death();
-    life.end();
+    report_death(&life, master)
+}
+
+/// What a guard does when its node is dead: ends what can still be read of it, and unmounts it, unless it had
+/// nothing mounted.
+pub fn report_death(life: &Life, master: &dyn MasterApi) -> io::Result<()> {
+    if !canary::on(Canary::DeadButReadable) {
+        life.end();
+    }
     let segments = life.mounts();
     if segments.is_empty() {
         return Ok(());

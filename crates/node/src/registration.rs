@@ -127,7 +127,7 @@ impl Standing {
     /// from when it *sent* what was answered, so it knows before its master does. It serves nobody by then, and
     /// keeps what it holds: the next master may know that it is still current. Each segment by itself: a leader
     /// that heard one of them may not have heard of another.
-    fn has_lapsed(&self, spec: &SegmentSpec, now: Now) -> bool {
+    pub(crate) fn has_lapsed(&self, spec: &SegmentSpec, now: Now) -> bool {
         let current = self.current.get(&spec.segment);
         let current = current.filter(|(mount, _)| *mount == spec.incarnation);
         now.since(current.map_or(self.began, |(_, at)| *at)) >= self.lease

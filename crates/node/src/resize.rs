@@ -43,18 +43,33 @@ impl Node {
         standing.incarnation
     }
 
-    /// Mounts a segment that is new, and announces it.
+    /// Mounts a segment that is new, and announces it. All others are offered with it: a leader that has given them up
+    /// refuses, and would otherwise take this one for all that the node has, and its heartbeats for theirs.
     pub(crate) fn mount_one(&self, segment: &Arc<Segment>) -> Result<(), NodeError> {
         let sent = boottime();
+        let mut others = self.segments().all();
+        others.retain(|other| other.spec().segment != segment.spec().segment);
+        let (fence_ms, mut offers) = {
+            let standing = self.standing().lock();
+            let offer = |other: &Arc<Segment>| {
+                self.offer(other.spec(), standing.has_lapsed(other.spec(), sent))
+            };
+            (standing.fence_ms(sent), others.iter().map(offer).collect::<Vec<_>>())
+        };
+        offers.push(self.offer(segment.spec(), false));
         let mount = Mount {
             info: self.info().clone(),
-            seen: self.segments().all().iter().map(|s| s.epoch()).max().unwrap_or_default(),
-            offers: vec![self.offer(segment.spec(), false)],
-            fence_ms: self.standing().lock().fence_ms(sent),
+            seen: others.iter().map(|other| other.epoch()).max().unwrap_or_default(),
+            offers,
+            fence_ms,
             // It is new: what was drained under its name is gone.
             draining: Vec::new(),
         };
-        let mounted = self.master().mount(&mount, sent.deadline_in(CALL_TIME))??;
+        let mounted = match self.master().mount(&mount, sent.deadline_in(CALL_TIME))? {
+            // Its own number is new: it is the others that were given up. The next heartbeat finds out.
+            Err(MountError::StaleIncarnation) => return Err(MountError::UnknownNode.into()),
+            mounted => mounted?,
+        };
         segment.witness(mounted.epoch).map_err(NodeError::Segment)?;
         self.standing().lock().made(segment.spec());
         self.segments().insert(Arc::clone(segment));

@@ -5,29 +5,28 @@
 //!   GPU processes of this host ═════════ lent by descriptor ═════════════════════► VRAM
 //! ```
 //!
-//! A room has a stream of its own, so copies of different rooms run side by side and wait for nobody else.
 //! What must stay true: rooms are as many as were made at the start; a GPU that fails once is given up, with
 //! what it holds: its segment is unmounted, and everything else goes on. A GPU that hangs holds the threads
 //! that copy from and to it and the one that ticks it, and no others.
+
+mod gpu;
 
 use crate::config::NodeConfig;
 use crate::duty::{Node, NodeError};
 use mooncrate_core::plan::Medium;
 use mooncrate_core::tally::{Count, Spread};
 use mooncrate_core::{Extent, Incarnation, Now, SegmentId};
-use mooncrate_gpu::{AddressRange, Gpu, GpuError, PinnedBuffer, SharedMemory, Span, Stream};
 use mooncrate_lock::{Condvar, Mutex};
 use mooncrate_mem::clock::boottime;
 use mooncrate_mem::{Far, FarShare, Room, Segment, SegmentSpec};
+use std::fmt::Debug;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Rooms of one GPU, and the bytes of each. So much host memory is pinned, and so many values are copied at
-/// a time; a larger value goes through one room piece by piece.
-const ROOMS: usize = 16;
-const ROOM_BYTES: usize = 4 << 20;
+pub(crate) use gpu::OfSystem;
+
 /// How long somebody waits for a room.
 const ROOM_WAIT: Duration = Duration::from_millis(100);
 /// When a master that has not heard of a lost GPU is told again.
@@ -37,10 +36,6 @@ const TELL_AGAIN: Duration = Duration::from_secs(1);
 const LET_GO_TIME: Duration = Duration::from_secs(10);
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 const TRY_AGAIN: Duration = Duration::from_secs(5);
-/// Less is not worth a segment: one page of a GPU.
-const BYTES_MIN: u64 = 2 << 20;
-
-const _: () = assert!(ROOM_BYTES as u64 >= mooncrate_core::limits::SLICE_BYTES);
 
 /// A GPU, and how much of its memory is lent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +44,33 @@ pub struct VramConfig {
     pub device: u32,
     /// Bytes of the segment, rounded down to a multiple of 4096.
     pub bytes: u64,
+}
+
+/// Where a node gets memory of GPUs. A seam: as shipped from those that its process sees.
+pub trait Gpus: Send + Sync + Debug {
+    /// Takes memory of a GPU and makes rooms beside it; otherwise why there is none, and what helps.
+    fn open(&self, wish: &VramConfig) -> Result<OpenVram, String>;
+}
+
+/// Memory of a GPU that nobody uses yet.
+#[derive(Debug)]
+pub struct OpenVram {
+    /// The memory.
+    pub memory: Arc<dyn VramMemory>,
+    /// The rooms that copy from it and to it.
+    pub rooms: Vec<Box<dyn Room>>,
+}
+
+/// Memory of a GPU, beside what is copied through its rooms.
+pub trait VramMemory: Send + Sync + Debug {
+    /// Fills a range with zeros, and waits for that.
+    fn zero(&self, extent: Extent) -> io::Result<()>;
+
+    /// The same for all of it, what was rounded up included.
+    fn zero_all(&self) -> io::Result<()>;
+
+    /// What another process with this GPU needs to map it; `None`: it cannot be shared.
+    fn share(&self) -> io::Result<Option<FarShare>>;
 }
 
 /// What was copied.
@@ -69,80 +91,29 @@ pub(crate) struct VramTally {
 /// Memory of one GPU.
 #[derive(Debug)]
 pub(crate) struct Vram {
-    // Dropped in this order: rooms and streams first, then what they copy to.
-    rooms: Mutex<Vec<Parts>>,
+    rooms: Mutex<Vec<Box<dyn Room>>>,
     back: Condvar,
-    zeroing: Mutex<Stream>,
-    range: AddressRange,
-    memory: Arc<SharedMemory>,
-    gpu: Gpu,
-    bytes: u64,
+    memory: Arc<dyn VramMemory>,
+    device: u32,
     /// A copy failed: nothing here can be trusted to move again.
     failed: AtomicBool,
     pub(crate) tally: VramTally,
 }
 
-/// What a room is made of.
-#[derive(Debug)]
-struct Parts {
-    buffer: PinnedBuffer,
-    /// Never locked: a room has one owner. It only tells the compiler so.
-    stream: Mutex<Stream>,
-}
-
 impl Vram {
     /// Takes the memory, and makes the rooms.
-    fn open(config: &VramConfig) -> Result<Arc<Self>, String> {
-        let VramConfig { device, bytes } = *config;
-        if bytes < BYTES_MIN {
-            return Err(format!("{bytes} bytes are too few; lend at least 2MiB"));
-        }
-        let said = |error: GpuError| error.to_string();
-        let gpu = Gpu::open(device).map_err(said)?;
-        let free = gpu.free_bytes().map_err(said)?;
-        let short = |free: u64| {
-            format!(
-                "{bytes} bytes are asked for and {free} of {} are free; lend less of GPU {device}, or end \
-                 what uses its memory",
-                gpu.memory_bytes()
-            )
-        };
-        if bytes > free {
-            return Err(short(free));
-        }
-        let memory = SharedMemory::create(&gpu, bytes)
-            .map_err(|error| format!("{error} ({})", short(free)))?;
-        let range = AddressRange::of(&memory).map_err(said)?;
-        let room = || {
-            let buffer = PinnedBuffer::new(&gpu, ROOM_BYTES)?;
-            Ok(Parts { buffer, stream: Mutex::new(Stream::new(&gpu)?) })
-        };
-        let rooms: Result<Vec<Parts>, GpuError> = (0..ROOMS).map(|_| room()).collect();
-        let rooms = rooms.map_err(|error| {
-            format!(
-                "{error}: {ROOMS} rooms of {ROOM_BYTES} bytes of host memory are pinned for copies; give \
-                 this process more memory, or a higher limit of locked memory"
-            )
-        })?;
-        let vram = Self {
+    fn open(gpus: &dyn Gpus, wish: &VramConfig) -> Result<Arc<Self>, String> {
+        let OpenVram { memory, rooms } = gpus.open(wish)?;
+        // Whoever maps it shall find nothing of who had the memory before.
+        memory.zero_all().map_err(|error| error.to_string())?;
+        Ok(Arc::new(Self {
             rooms: Mutex::new(rooms),
             back: Condvar::new(),
-            zeroing: Mutex::new(Stream::new(&gpu).map_err(said)?),
-            range,
             memory,
-            bytes,
-            gpu,
+            device: wish.device,
             failed: AtomicBool::new(false),
             tally: VramTally::default(),
-        };
-        // Whoever maps it shall find nothing of who had the memory before.
-        vram.fill(0, vram.range.bytes()).map_err(said)?;
-        Ok(Arc::new(vram))
-    }
-
-    /// Its number.
-    pub(crate) fn device(&self) -> u32 {
-        self.gpu.ordinal()
+        }))
     }
 
     /// Whether a copy has failed.
@@ -156,25 +127,13 @@ impl Vram {
         self.rooms.lock().len()
     }
 
-    fn fill(&self, offset: u64, len: u64) -> Result<(), GpuError> {
-        let stream = self.zeroing.lock();
-        self.range.span(offset..offset + len)?.fill(0, &stream)?;
-        stream.synchronize()
-    }
-
-    fn part(&self, offset: u64, len: usize) -> Result<Span<'_>, GpuError> {
-        // Beyond the segment lie only bytes that the driver rounded up to.
-        self.range.span(offset..offset.saturating_add(len as u64).min(self.bytes))
-    }
-
     /// Notes what a copy came to.
-    fn note(&self, doing: &'static str, done: Result<(), GpuError>) -> io::Result<()> {
-        done.map_err(|error| {
+    fn note(&self, doing: &'static str, done: io::Result<()>) -> io::Result<()> {
+        done.inspect_err(|error| {
             if !self.failed.swap(true, Ordering::Relaxed) {
-                let device = self.device();
+                let device = self.device;
                 tracing::error!(%error, device, doing, "the GPU failed; its segment is given up");
             }
-            io::Error::other(error)
         })
     }
 }
@@ -191,28 +150,28 @@ impl Far for Lender {
         while rooms.is_empty() && !end.passed(boottime()) {
             self.0.back.wait_for(&mut rooms, end.left(boottime()));
         }
-        let parts = rooms.pop();
+        let room = rooms.pop();
         drop(rooms);
-        if parts.is_none() {
+        if room.is_none() {
             self.0.tally.no_room.one();
         }
-        parts.map(|parts| {
-            Box::new(VramRoom { vram: Arc::clone(&self.0), parts: Some(parts) }) as Box<dyn Room>
+        room.map(|room| {
+            Box::new(VramRoom { vram: Arc::clone(&self.0), room: Some(room) }) as Box<dyn Room>
         })
     }
 
     fn zero(&self, extent: Extent) -> io::Result<()> {
-        self.0.note("zero a range", self.0.fill(extent.offset(), extent.len()))
+        self.0.note("zero a range", self.0.memory.zero(extent))
     }
 
     fn share(&self) -> io::Result<Option<FarShare>> {
-        let memory = self.0.memory.export().map_err(|error| {
-            tracing::warn!(%error, device = self.0.device(), "the memory of the GPU cannot be lent");
-            io::Error::other(error)
+        let share = self.0.memory.share().inspect_err(|error| {
+            tracing::warn!(%error, device = self.0.device, "the memory of the GPU cannot be lent");
         })?;
-        self.0.tally.lent.one();
-        let (memory_bytes, device) = (self.0.memory.bytes(), self.0.gpu.uuid());
-        Ok(Some(FarShare { memory, memory_bytes, device }))
+        if share.is_some() {
+            self.0.tally.lent.one();
+        }
+        Ok(share)
     }
 }
 
@@ -221,44 +180,40 @@ impl Far for Lender {
 struct VramRoom {
     vram: Arc<Vram>,
     /// `None` only while it is dropped.
-    parts: Option<Parts>,
+    room: Option<Box<dyn Room>>,
 }
 
 impl VramRoom {
-    fn parts(&mut self) -> &mut Parts {
-        self.parts.as_mut().expect("only the drop takes them")
+    fn room(&mut self) -> &mut dyn Room {
+        &mut **self.room.as_mut().expect("only the drop takes it")
     }
 }
 
 impl Room for VramRoom {
     fn bytes(&mut self) -> &mut [u8] {
-        &mut self.parts().buffer
+        self.room().bytes()
     }
 
     fn store(&mut self, offset: u64, len: usize) -> io::Result<()> {
-        let (began, vram) = (boottime(), Arc::clone(&self.vram));
-        let Parts { buffer, stream } = self.parts();
-        let place = vram.part(offset, len);
-        let stored = place.and_then(|place| place.write(&buffer[..len], stream.get_mut()));
-        vram.tally.stores.note(boottime().since(began));
-        vram.tally.stored_bytes.add(len as u64);
-        vram.note("copy to the GPU", stored)
+        let began = boottime();
+        let stored = self.room().store(offset, len);
+        self.vram.tally.stores.note(boottime().since(began));
+        self.vram.tally.stored_bytes.add(len as u64);
+        self.vram.note("copy to the GPU", stored)
     }
 
     fn load(&mut self, offset: u64, len: usize) -> io::Result<()> {
-        let (began, vram) = (boottime(), Arc::clone(&self.vram));
-        let Parts { buffer, stream } = self.parts();
-        let place = vram.part(offset, len);
-        let loaded = place.and_then(|place| place.read(&mut buffer[..len], stream.get_mut()));
-        vram.tally.loads.note(boottime().since(began));
-        vram.tally.loaded_bytes.add(len as u64);
-        vram.note("copy from the GPU", loaded)
+        let began = boottime();
+        let loaded = self.room().load(offset, len);
+        self.vram.tally.loads.note(boottime().since(began));
+        self.vram.tally.loaded_bytes.add(len as u64);
+        self.vram.note("copy from the GPU", loaded)
     }
 }
 
 impl Drop for VramRoom {
     fn drop(&mut self) {
-        self.vram.rooms.lock().extend(self.parts.take());
+        self.vram.rooms.lock().extend(self.room.take());
         self.vram.back.notify_one();
     }
 }
@@ -310,7 +265,7 @@ impl Lent {
                     "it is named twice; name it once, with all that it lends".into(),
                 ));
             }
-            let vram = Vram::open(wish).map_err(refuse)?;
+            let vram = Vram::open(&*config.gpus, wish).map_err(refuse)?;
             let spec = config.vram_spec(index, wish.bytes, config.incarnation);
             let segment = create(config, spec, &vram)
                 .map_err(|source| NodeError::Io { doing: "reserving headers", source })?;
@@ -389,15 +344,16 @@ impl Node {
         vram: &Arc<Vram>,
         free: bool,
     ) -> Result<Arc<Segment>, NodeError> {
-        let device = vram.device();
+        let device = vram.device;
         let refuse = |text| NodeError::Vram { device, text };
         let spec = SegmentSpec { incarnation: self.next_mount(), ..*old.spec() };
         let io = |source| NodeError::Io { doing: "reserving headers", source };
         if free {
-            vram.fill(0, vram.range.bytes()).map_err(|error| refuse(error.to_string()))?;
+            vram.memory.zero_all().map_err(|error| refuse(error.to_string()))?;
             return create(self.config(), spec, vram).map_err(io);
         }
-        let fresh = Vram::open(&VramConfig { device, bytes: spec.bytes }).map_err(refuse)?;
+        let wish = VramConfig { device, bytes: spec.bytes };
+        let fresh = Vram::open(&*self.config().gpus, &wish).map_err(refuse)?;
         self.lent().insert(spec.segment, &fresh);
         create(self.config(), spec, &fresh).map_err(io)
     }

@@ -13,7 +13,8 @@ use mooncrate_master::{
     trace,
 };
 use mooncrate_node::{
-    GuardCommand, Node, NodeConfig, OpenDisks, OpenMemory, TierConfig, VramConfig, keep_watch,
+    GuardCommand, GuardStart, Node, NodeConfig, OpenDisks, OpenMemory, TierConfig, VramConfig,
+    keep_watch,
 };
 use mooncrate_transfer::Segments;
 use mooncrate_wire::address::Bound;
@@ -510,7 +511,7 @@ fn node_config(options: NodeOptions) -> NodeConfig {
         share_users: options.share_users,
         tier: options.tier,
         vram: options.vram,
-        guard: options.guard,
+        guard: options.guard.map(GuardStart::Command),
         links: PoolConfig { link, ..PoolConfig::default() },
         ..NodeConfig::default()
     }

@@ -75,6 +75,18 @@ impl Leader {
         }
     }
 
+    /// Gives a node up, as after a long silence.
+    pub(super) fn forget(&self, node: NodeId) {
+        let mut now = boottime();
+        let end = now.plus(Config::default().registration * 2);
+        // In small steps: a leader that stood still itself gives no node up.
+        while now < end {
+            now = now.plus(Duration::from_millis(100));
+            self.catalog.lock().tick(now);
+        }
+        assert!(!self.catalog.lock().knows(node));
+    }
+
     /// Looks at what is served whenever a page comes.
     pub(super) fn watch(&self, segments: &Arc<Segments>) {
         let _first = self.watched.set(Arc::clone(segments));

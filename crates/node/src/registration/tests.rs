@@ -7,6 +7,7 @@ use super::leader::{Event, Leader};
 use crate::config::NodeConfig;
 use crate::disk::{SsdConfig, TierConfig};
 use crate::duty::{Node, NodeError};
+use crate::guard::{GuardStart, Watcher, report_death};
 use mooncrate_core::catalog::Start;
 use mooncrate_core::error::MountError;
 use mooncrate_core::seal::extent_bytes;
@@ -14,8 +15,9 @@ use mooncrate_core::{
     Extent, Generation, Label, LeaderEpoch, Locator, Medium, Name, Now, ObjectId,
 };
 use mooncrate_core::{PutToken, Seal, SegmentId, Slot, TenantId};
+use mooncrate_lock::Mutex;
 use mooncrate_mem::clock::boottime;
-use mooncrate_mem::{Adopt, BeginWrite, LabelHash, Segment};
+use mooncrate_mem::{Adopt, BeginWrite, LabelHash, Life, Segment};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -312,6 +314,25 @@ fn each_segment_lapses_by_itself() {
     assert_eq!((lapsed(first), lapsed(later)), (false, true), "the first one had leave meanwhile");
 }
 
+/// A leader that has forgotten a node may not take a segment that is added for all that it has: its heartbeats would
+/// give leave to serve what was given up. Was: the rest of the node never came back, and was served (C2).
+#[test]
+fn a_segment_that_is_added_does_not_stand_for_a_forgotten_node() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, leader) = node(directory.path(), NEVER);
+    put(&memory(&node), 3);
+    leader.forget(node.id());
+    let refused = node.mount_segment(1, 1 << 20);
+    assert!(matches!(refused, Err(NodeError::Mount(MountError::UnknownNode))), "{refused:?}");
+    let before = memory(&node).spec().incarnation;
+    // The first one hears that the node is unknown, the second one mounts what has begun anew.
+    node.heartbeat();
+    node.heartbeat();
+    assert!(memory(&node).spec().incarnation > before, "under another number");
+    assert!(memory(&node).serving(boottime()).is_ok());
+    node.mount_segment(1, 1 << 20).unwrap();
+}
+
 /// A node that came late has told all, and has not yet dropped what was struck, when its leader dies: the next
 /// one must not take it for current (G6). Was: each acknowledged heartbeat counted.
 #[test]
@@ -438,4 +459,38 @@ fn a_farewell_comes_after_a_mount_on_its_way() {
     let _left = node.mount(Serve::Memory);
     take.recv().unwrap().join().unwrap();
     assert!(!leader.knows(node.id()));
+}
+
+/// A guard that a test has.
+#[derive(Debug, Default)]
+struct Kept(Mutex<Option<Life>>);
+
+impl Watcher for Kept {
+    fn watch(&self, life: Life) -> std::io::Result<()> {
+        *self.0.lock() = Some(life);
+        Ok(())
+    }
+
+    fn dismiss(&self) {
+        *self.0.lock() = None;
+    }
+}
+
+#[test]
+fn a_guard_says_what_a_dead_node_had_and_a_farewell_dismisses_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let leader = Arc::new(Leader::new(LeaderEpoch(1), Start::New));
+    leader.hear_unmounts();
+    let kept = Arc::new(Kept::default());
+    let guard = Some(GuardStart::Given(Arc::clone(&kept) as _));
+    let config = NodeConfig { guard, ..config(folder.path(), NEVER) };
+    let node = Node::new(config, Arc::clone(&leader) as _, Vec::new()).unwrap();
+    node.mount(Serve::Each).unwrap();
+    let life = node.segments().life().unwrap();
+    report_death(kept.0.lock().as_ref().unwrap(), &*leader).unwrap();
+    assert!(life.is_over());
+    assert_eq!(leader.unmounts().len(), 2, "memory and a disk");
+    assert!(!leader.knows(node.id()));
+    node.stop();
+    assert!(kept.0.lock().is_none(), "the master has heard the farewell");
 }
