@@ -380,7 +380,7 @@ fn canaries(args: &Args) -> ExitCode {
                 let on_disks = by == Caught::OnDisks;
                 let mut hunts: Vec<(&str, fn(_, _, _) -> Found)> =
                     vec![("", if on_disks { hunt_on_disks } else { hunt })];
-                if CAUGHT_SHIPPED.contains(&bug) {
+                if CAUGHT_SHIPPED.iter().any(|(canary, _)| *canary == bug) {
                     hunts.push((" in shipped code", hunt_shipped));
                 }
                 for (place, hunt) in hunts {

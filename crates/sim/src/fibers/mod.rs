@@ -79,6 +79,8 @@ struct Process {
     /// For how long it has been stopped, and since when it is.
     stood: Nanos,
     stands_since: Nanos,
+    /// Killed, or its machine is without power.
+    dead: bool,
     /// Fibers that could go on and must not, because the process is stopped.
     parked: Vec<FiberId>,
 }
@@ -202,6 +204,7 @@ pub fn process(name: &str, host: HostIx) -> ProcessId {
             name: name.into(),
             host,
             stopped: false,
+            dead: false,
             stood: 0,
             stands_since: 0,
             parked: Vec::new(),
@@ -223,6 +226,11 @@ pub fn kill(process: ProcessId) {
 /// Takes the power from a process's machine: it ends, and its peers hear nothing.
 pub fn vanish(process: ProcessId) {
     with(|kernel| kernel.kill(process, false));
+}
+
+/// Whether a process was killed.
+pub fn is_dead(process: ProcessId) -> bool {
+    with(|kernel| kernel.processes[process.0].dead)
 }
 
 /// Ends some connection of a process, with what is on its way.
@@ -459,6 +467,7 @@ impl Kernel {
     fn kill(&mut self, process: ProcessId, is_heard: bool) {
         let name = self.processes[process.0].name.clone();
         self.trace.say(self.now, || format!("{name} is killed"));
+        self.processes[process.0].dead = true;
         for id in 0..self.fibers.len() {
             let fiber = &mut self.fibers[id];
             if fiber.process != process || fiber.ended {

@@ -82,6 +82,8 @@ struct End {
     /// How long bytes travel to this end.
     travel: Nanos,
     is_dirty: bool,
+    /// Both ends are on one machine: no network is between them, so nothing cuts or ends the connection by itself.
+    near: bool,
 }
 
 struct Listener {
@@ -170,6 +172,7 @@ impl Net {
                 last_at: 0,
                 travel,
                 is_dirty: false,
+                near: address.starts_with('/'),
             });
         }
         listener.backlog.push_back(server);
@@ -237,9 +240,10 @@ impl Net {
         open.map(|(at, _)| EndId(at)).collect()
     }
 
-    /// Ends some connection of a process.
+    /// Ends some connection of a process over the network.
     pub(super) fn reset_one(&mut self, process: ProcessId) {
-        let open = self.open_ends(process);
+        let mut open = self.open_ends(process);
+        open.retain(|end| !self.ends[end.0].near);
         if !open.is_empty() {
             let end = open[self.rng.below(open.len() as u64) as usize];
             self.reset(end);
@@ -351,6 +355,7 @@ impl Net {
         let (a, b) = (self.ends[to.0].process, self.ends[from.0].process);
         let first = self.ends[to.0].coming.front().map(Chunk::at);
         if let Some(at) = first
+            && !self.ends[to.0].near
             && self.cuts.contains(&(a.min(b), a.max(b)))
         {
             if at + SILENCE > now {

@@ -7,6 +7,7 @@
 
 use super::{Plan, judge};
 use crate::MS;
+use crate::swarm::pick;
 use mooncrate_core::lease::holder_end;
 use mooncrate_core::rng::Rng;
 use mooncrate_core::time::Now;
@@ -21,7 +22,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Leases that are asked for, in milliseconds: most are short.
-const LEASES_MS: [u64; 4] = [200, 200, 2_000, 10_000];
+pub(super) const LEASES_MS: [u64; 4] = [200, 200, 2_000, 10_000];
+/// The same in runs where many outlast the leader that granted them.
+pub(super) const LONG_LEASES_MS: [u64; 4] = [10_000; 4];
 /// Between two leases, at most.
 const PAUSE_NANOS_MAX: u64 = 50 * MS;
 
@@ -52,7 +55,7 @@ impl Bare {
     fn hold(&mut self) {
         let at = self.rng.below(self.plan.keys) as usize;
         let key = judge::key(at);
-        let most = LEASES_MS[self.rng.below(LEASES_MS.len() as u64) as usize];
+        let most = *pick(&mut self.rng, &self.plan.bare_leases_ms);
         let lease_ms = 1 + self.rng.below(most) as u32;
         let sent = boottime();
         let deadline = sent.deadline_in(self.plan.call_time);

@@ -3,6 +3,7 @@
 use super::bare::{Bare, Memory};
 use super::disks::Disks;
 use super::etcd::{Etcd, Reached};
+use super::guards::Guards;
 use super::hurts::{Hurt, Whom};
 use super::load::Lane;
 use super::operator::{Leaving, Operator};
@@ -74,8 +75,10 @@ pub(super) struct Cluster {
     memories: Vec<Memory>,
     clients: Vec<Begun>,
     disks: Disks,
+    guards: Vec<Guards>,
     leaving: Arc<Mutex<Leaving>>,
     next_fault: Nanos,
+    outage: Nanos,
     counts: [u64; FAULTS.len()],
     lanes_made: u64,
 }
@@ -83,6 +86,7 @@ pub(super) struct Cluster {
 impl Cluster {
     pub(super) fn new(plan: Plan) -> Self {
         let rng = Rng::stream(plan.seed, "faults");
+        let plan = Arc::new(plan);
         let mut this = Self {
             rng,
             places: Vec::new(),
@@ -91,9 +95,11 @@ impl Cluster {
             memories: (0..plan.nodes).map(|_| Arc::default()).collect(),
             clients: plan.clients.iter().map(|_| Arc::default()).collect(),
             disks: Disks::new(plan.seed, plan.disks.clone(), plan.nodes),
+            guards: (0..plan.nodes).map(|node| Guards::new(&plan, node)).collect(),
             leaving: Arc::default(),
-            plan: Arc::new(plan),
+            plan,
             next_fault: 0,
+            outage: Nanos::MAX,
             counts: [0; FAULTS.len()],
             lanes_made: 0,
         };
@@ -147,8 +153,9 @@ impl Cluster {
     pub(super) fn run(&mut self) -> Result<(), Failure> {
         loop {
             let now = fibers::true_time();
-            let mends = self.places.iter().filter_map(|place| place.mends.map(|(at, _)| at)).min();
-            let until = mends.unwrap_or(Nanos::MAX).min(self.next_fault).min(now + 1_000 * MS);
+            let mends = self.places.iter().filter_map(|place| place.mends.map(|(at, _)| at));
+            let next = mends.chain([self.next_fault, self.outage, now + 1_000 * MS]).min();
+            let until = next.unwrap_or(now);
             let enough = || judge::has_failed() || judge::ops() >= self.plan.ops;
             let leaving = Arc::clone(&self.leaving);
             let moves = || {
@@ -161,6 +168,7 @@ impl Cluster {
                 return Ok(());
             }
             self.mend(fibers::true_time());
+            self.end_masters(fibers::true_time());
             if fibers::true_time() >= self.next_fault {
                 self.hurt();
                 self.next_fault = self.fault_pause();
@@ -178,7 +186,7 @@ impl Cluster {
         fibers::right_walls();
         fibers::be_in_time();
         self.etcd.heal();
-        self.next_fault = Nanos::MAX;
+        (self.next_fault, self.outage) = (Nanos::MAX, Nanos::MAX);
         let end = fibers::true_time() + time;
         let host = fibers::host(Clock::draw(&mut self.rng));
         let process = fibers::process("operator", host);
@@ -232,9 +240,10 @@ impl Cluster {
                 *place.lock() = None;
                 let memory = Arc::clone(&self.memories[at]);
                 let disks = self.disks.mount(at, start, &self.list());
+                let guards = self.guards[at].clone();
                 let lanes = self.lanes(plan.lanes_of_nodes, process);
                 fibers::start(process, "main", move || {
-                    let node = own(&plan, at, &disks);
+                    let node = own(&plan, at, &disks, || guards.start(host, process));
                     *memory.lock() = node.segments().get(SegmentId::of(node_id(at), 0));
                     let segments = Arc::clone(node.segments());
                     *place.lock() = Some(node);
@@ -417,15 +426,7 @@ impl Cluster {
         fibers::note(6, at as u64, || format!("{kind:?}: {hurt:?} until {} ms", until / MS));
         let lasts = match hurt {
             Hurt::Kill | Hurt::Vanish => {
-                if hurt == Hurt::Kill {
-                    fibers::kill(process);
-                } else {
-                    fibers::vanish(process);
-                }
-                judge::killed(process);
-                if let Kind::Node(number) = kind {
-                    self.disks.ended(number, hurt == Hurt::Vanish);
-                }
+                self.end(at, hurt == Hurt::Vanish);
                 Fault::Dead
             }
             Hurt::Stop => {
@@ -457,6 +458,43 @@ impl Cluster {
             }
         };
         self.places[at].mends = Some((until, lasts));
+        if is_node && self.plan.hurts.outages > 0 && self.rng.chance(self.plan.hurts.outages) {
+            let now = fibers::true_time();
+            self.outage = now + self.rng.below(until - now);
+        }
+    }
+
+    /// A process is dead, perhaps because its machine has no power.
+    fn end(&mut self, at: usize, powerless: bool) {
+        let Place { kind, process, .. } = self.places[at];
+        if powerless {
+            fibers::vanish(process);
+        } else {
+            fibers::kill(process);
+        }
+        judge::killed(process);
+        if let Kind::Node(number) = kind {
+            self.disks.ended(number, powerless);
+            if powerless {
+                self.guards[number].vanish();
+            }
+        }
+    }
+
+    /// In an outage all masters die that have no other fault.
+    fn end_masters(&mut self, now: Nanos) {
+        if now < self.outage {
+            return;
+        }
+        self.outage = Nanos::MAX;
+        let span = self.plan.catalog.serve_lease.as_nanos() as u64 / 4;
+        for at in 0..self.plan.masters {
+            if self.places[at].mends.is_some() {
+                continue;
+            }
+            self.end(at, false);
+            self.places[at].mends = Some((now + 1 + self.rng.below(span), Fault::Dead));
+        }
     }
 
     /// Ends the faults whose time is over by `now`.

@@ -13,7 +13,7 @@ use super::Plan;
 use crate::fibers;
 use crate::swarm::{between, pick};
 use crate::{MS, Nanos};
-use mooncrate_core::catalog::{Counters, Offload};
+use mooncrate_core::catalog::Offload;
 use mooncrate_core::rng::Rng;
 use mooncrate_lock::Mutex;
 use mooncrate_node::{BackendKind, Evict, Given, Io, SsdConfig, TierConfig};
@@ -64,12 +64,14 @@ impl Load {
     /// From a stream of its own: the other choices of a seed stay the same. `None`: this seed has no disks.
     pub(super) fn draw(seed: u64, calm: bool) -> Option<Self> {
         let rng = &mut Rng::stream(seed, "disks");
-        if !rng.chance(600) {
-            return None;
-        }
+        let this = rng.chance(600).then(|| Self::any(seed, rng))?;
+        Some(if calm { this.calm() } else { this })
+    }
+
+    fn any(seed: u64, rng: &mut Rng) -> Self {
         let bytes = *pick(rng, &[256 << 10, 1 << 20, 4 << 20]);
         let errors = *pick(rng, &[0, 0, 0, 2_000]);
-        let this = Self {
+        Self {
             seed,
             per_node: between(rng, 1, 2) as usize,
             bytes,
@@ -96,8 +98,23 @@ impl Load {
             forgets: *pick(rng, &[0, 0, 100]),
             older_state: 0,
             unwritable: *pick(rng, &[0, 0, 500, 950]),
-        };
-        Some(if calm { this.calm() } else { this })
+        }
+    }
+
+    /// Disks that are away, put back late or replaced by older copies, and masters that write down what they know of them.
+    pub(super) fn of_absences(seed: u64, rng: &mut Rng) -> Self {
+        Self {
+            bytes: 256 << 10,
+            capacity: 512 << 10,
+            nanos: *pick(rng, &[0, 50_000, 2 * MS]),
+            left_out: *pick(rng, &[0, 0, 300]),
+            moved: *pick(rng, &[0, 0, 200]),
+            restored: *pick(rng, &[0, 700]),
+            keeps_state: true,
+            forgets: *pick(rng, &[0, 0, 100]),
+            unwritable: *pick(rng, &[0, 900]),
+            ..Self::any(seed, rng)
+        }
     }
 
     /// Nothing that takes a value away.
@@ -120,6 +137,10 @@ impl Load {
         plan.segment_bytes = *pick(rng, &[64 << 10, 64 << 10, 256 << 10]);
         plan.slots = *pick(rng, &[8, 16, 64]);
         plan.value_bytes_max = *pick(rng, &[600, 3_000, 20_000]);
+        if self.nanos > 5 * MS {
+            // A shorter call ends before such a disk has read anything.
+            plan.call_time = plan.call_time.max(Duration::from_secs(1));
+        }
     }
 
     fn config(&self, number: usize, disk: Arc<dyn Disk>) -> SsdConfig {
@@ -209,18 +230,6 @@ impl Disks {
         }
         Mounted { load: Some(load), slots }
     }
-}
-
-/// What the last master did with disks, for the trace.
-pub(super) fn tell(counters: &Counters) {
-    let Counters { offloaded, promoted, disks_returned, disk_dropped, ledger_struck, .. } =
-        counters;
-    fibers::note(13, *offloaded, || {
-        format!(
-            "disks: {offloaded} values taken, {promoted} given back to memory; {disks_returned} disks came back, \
-             {disk_dropped} values dropped, {ledger_struck} struck"
-        )
-    });
 }
 
 impl Drive {

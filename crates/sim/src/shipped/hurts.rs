@@ -59,6 +59,9 @@ pub struct Hurts {
     pub(super) one_by_one: bool,
     /// How long a process stays stopped, cut off or dead, at most; as a multiple of the serving lease.
     pub(super) leases_max: u64,
+    /// Faults of a node during which all masters die, in parts per thousand: the node comes back to a leader that knows
+    /// only what was written down.
+    pub(super) outages: u32,
 }
 
 impl Hurts {
@@ -81,7 +84,24 @@ impl Hurts {
             kinds.extend([Hurt::Flip; 4]);
             (every, whom) = (every.clamp(50 * MS, 300 * MS), Whom::Nodes);
         }
-        Self { every, kinds, whom, leases_max, one_by_one: false }
+        Self { every, kinds, whom, leases_max, one_by_one: false, outages: 0 }
+    }
+
+    /// Nodes that are away, and outages.
+    pub(super) fn of_absences(rng: &mut Rng, masters: usize) -> Self {
+        // Masters that elect a leader first wait for the end of a term.
+        let often = *pick(rng, &[200 * MS, 400 * MS]) * if masters > 1 { 4 } else { 1 };
+        Self {
+            every: often,
+            kinds: vec![
+                *pick(rng, &[Hurt::Kill, Hurt::Vanish]),
+                *pick(rng, &[Hurt::Kill, Hurt::Stop]),
+            ],
+            whom: Whom::Nodes,
+            one_by_one: false,
+            leases_max: *pick(rng, &[2, 4, 8]),
+            outages: *pick(rng, &[300, 800]),
+        }
     }
 
     /// No fault that may take a value away: clients may fail, and masters one after the other, but not their links to

@@ -4,7 +4,6 @@
 //! anywhere (G8).
 
 use super::cluster::Registered;
-use super::disks;
 use super::judge;
 use super::load::{Lane, is_corrupt, judged};
 use mooncrate_client::Client;
@@ -47,7 +46,6 @@ pub(super) fn is_empty(client: &Client, nodes: &[Registered]) -> bool {
         (left > 0).then(|| format!("{} bytes are used, {held:?}", row.used_bytes))
     });
     right(empty.and_then(|stat| {
-        disks::tell(&stat.counters);
         let paid: u64 = stat.tenants.iter().map(|row| row.used_bytes).sum();
         let ClusterStat { objects, open_puts, used_bytes, .. } = stat;
         let left = objects + open_puts + used_bytes + paid;
@@ -78,7 +76,7 @@ fn compare(
         let Some(node) = node.lock().clone() else { return Err("a node is not there".to_owned()) };
         for segment in node.segments().all() {
             let id = segment.spec().segment;
-            let row = stat.segments.iter().find(|row| row.offer.segment == id && row.open);
+            let row = stat.segments.iter().find(|row| row.offer.segment == id);
             let Some(row) = row else { return Err(format!("{id} does not take part")) };
             if let Some(text) = differs(row, segment.stats()) {
                 return Err(format!("{id}, {} pins: {text}", segment.pins()));

@@ -3,13 +3,13 @@
 mod asks;
 mod many;
 
-use super::{Plan, judge};
+use super::{Plan, judge, vram};
 use crate::MS;
 use crate::fibers::{self, ProcessId};
 use mooncrate_check::{Got, payload};
 use mooncrate_client::{Client, Error, RangeInto, Stored};
 use mooncrate_core::error::PutError;
-use mooncrate_core::plan::PutConfig;
+use mooncrate_core::plan::{Medium, PutConfig};
 use mooncrate_core::rng::Rng;
 use mooncrate_core::{NodeId, SegmentId};
 use mooncrate_rt as rt;
@@ -92,7 +92,7 @@ impl Deed {
             Self::ReadSessions | Self::WriteSessions | Self::PutWithConfig => &[0, 0, 10],
             Self::Copy => &[0, 0, 5],
             Self::Lease | Self::RemoveMatching | Self::List => &[0, 0, 3],
-            Self::DropCopy => &[0, 0, 0, 3],
+            Self::DropCopy => &[0, 0, 3, 20],
         }
     }
 }
@@ -191,7 +191,7 @@ impl Lane {
             calls.push((number, judge::key(*at), value));
         }
         let done = if let [(_, key, value)] = &calls[..] {
-            let config = PutConfig { upsert, ..self.client.put_config().clone() };
+            let config = PutConfig { upsert, ..self.wishes(keys[0]) };
             vec![self.in_time(|| self.client.put_parts(&key.bytes, &[value], &config))]
         } else {
             let items: Vec<(&[u8], &[u8])> =
@@ -203,6 +203,16 @@ impl Lane {
             // A value that is there already may be this one: the answer to its first attempt may be lost.
             judge::put_ended(*number, matches!(done, Ok(Stored::New)));
         }
+    }
+
+    /// Settings of a put: as usual, or with some of its replicas in VRAM.
+    fn wishes(&mut self, key: usize) -> PutConfig {
+        let mut config = self.client.put_config().clone();
+        let asks = |load: &vram::Load| vram::may_ask(key) && self.rng.chance(load.asked);
+        if self.plan.vram.as_ref().is_some_and(asks) {
+            config.media[Medium::Vram as usize] = 1 + self.rng.below(config.replicas.into()) as u8;
+        }
+        config
     }
 
     /// A value for a put that begins now: the number of the call, and its bytes.
@@ -218,9 +228,11 @@ impl Lane {
 
     /// Puts a value in parts, with pauses, and ends it, gives it up, or forgets it.
     fn write_session(&mut self, at: usize) {
-        let (number, value) = self.value(at, false);
+        // Much may become of the value that is there before it is replaced.
+        let upsert = self.rng.chance(300);
+        let (number, value) = self.value(at, upsert);
         let key = judge::key(at);
-        let config = self.client.put_config().clone();
+        let config = PutConfig { upsert, ..self.wishes(at) };
         let opened = self.client.put_session(&key.bytes, value.len() as u64, &config);
         self.say(at, &opened);
         let done = opened.is_ok_and(|session| {
@@ -373,7 +385,10 @@ impl Lane {
         };
         let seen = Got::of(&view, key.hash);
         judge::get_ended(number, seen);
-        self.rest(PAUSE_NANOS_MAX);
+        // Some look for so long that calls of others to the same owner fail meanwhile.
+        let long = self.rng.chance(100);
+        let call_nanos = self.plan.call_time.as_nanos() as u64;
+        self.rest(if long { 3 * call_nanos } else { PAUSE_NANOS_MAX });
         let again = Got::of(&view, key.hash);
         // A view shows the memory itself, and so a bit that flips in it.
         if again != seen && !self.plan.flips {
@@ -381,15 +396,19 @@ impl Lane {
         }
     }
 
-    /// The first segment of some node.
+    /// The first segment of some node, in its memory or in VRAM.
     fn segment(&mut self) -> SegmentId {
         let node = NodeId::named(&format!("node-{}", self.rng.below(self.plan.nodes as u64)));
-        SegmentId::of(node, 0)
+        let vram = self.plan.vram.is_some() && self.rng.chance(300);
+        SegmentId::on(if vram { Medium::Vram } else { Medium::Dram }, node, 0)
     }
 
     /// Asks for a copy somewhere, perhaps instead of another one.
     fn copy(&mut self, at: usize) {
         let (from, to) = (self.segment(), self.segment());
+        if to.medium() == Medium::Vram && !vram::may_ask(at) {
+            return;
+        }
         let from = self.rng.chance(500).then_some(from);
         self.say(at, &self.client.copy(&judge::key(at).bytes, from, to));
     }

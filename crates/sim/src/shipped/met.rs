@@ -40,6 +40,8 @@ pub(super) const MET: [&str; MASTER + CLIENT] = [
     "struck while its node was silent",
     "dropped by late memory",
     "found bad in memory",
+    "found in VRAM",
+    "moved out of VRAM",
     "read from a remembered place",
     "remembered place was stale",
     "bytes refused",
@@ -49,7 +51,7 @@ pub(super) const MET: [&str; MASTER + CLIENT] = [
     "read over a socket",
     "read from a disk",
 ];
-const MASTER: usize = 28;
+const MASTER: usize = 30;
 const CLIENT: usize = 8;
 
 /// How often each of [`MET`] was met.
@@ -130,6 +132,8 @@ fn of_master(counters: &Counters) -> [u64; MASTER] {
         counters.lapsed_struck,
         counters.late_dropped,
         counters.bad_replicas,
+        counters.hits_vram,
+        counters.demoted,
     ]
 }
 

@@ -9,12 +9,13 @@
 //!   judge ── the oracle of `check` for every get; audits of the master; everything comes right at the end
 //! ```
 //!
-//! Deliberately absent, so far: GPUs, guards.
+//! Deliberately absent: GPU processes that map VRAM.
 
 mod bare;
 mod cluster;
 mod disks;
 mod etcd;
+mod guards;
 mod hurts;
 mod judge;
 mod last;
@@ -26,6 +27,7 @@ mod processes;
 pub mod runner;
 mod state;
 mod tripwire;
+mod vram;
 pub mod worker;
 
 pub use disks::Load;

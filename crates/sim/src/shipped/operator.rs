@@ -34,9 +34,9 @@ pub(super) struct Operator {
 }
 
 impl Operator {
-    /// Works until the run ends.
+    /// Works until the run has had enough.
     pub(super) fn work(mut self) {
-        loop {
+        while !judge::is_over() {
             self.rest();
             let at = self.rng.below(self.plan.nodes as u64) as usize;
             let node = NodeId::named(&format!("node-{at}"));
@@ -119,7 +119,10 @@ impl Operator {
                 let nodes = self.client.nodes();
                 let listed =
                     |nodes: &[_]| nodes.iter().any(|entry: &NodeEntry| entry.info.node == node);
-                if self.plan.calm && nodes.is_ok_and(|nodes| listed(&nodes)) {
+                // A master that dies may have heard it, and not the next one.
+                let heard = self.plan.calm && self.plan.hurts.every == 0;
+                let in_time = self.plan.late.permille == 0;
+                if heard && in_time && nodes.is_ok_and(|nodes| listed(&nodes)) {
                     judge::fail("farewell", format!("node {at} has left, and is listed"));
                 }
                 return;

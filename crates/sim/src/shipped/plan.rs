@@ -1,12 +1,12 @@
 //! What a seed draws before it runs.
 
-use super::disks;
 use super::hurts::Hurts;
 use super::load::Deed;
+use super::{bare, disks, guards, vram};
 use crate::fibers::Late;
 use crate::swarm::{between, pick};
 use crate::{MS, Nanos};
-use mooncrate_core::catalog::Config;
+use mooncrate_core::catalog::{Config, Offload};
 use mooncrate_core::evict::PolicyKind;
 use mooncrate_core::place::PlacementKind;
 use mooncrate_core::rng::Rng;
@@ -17,6 +17,9 @@ use std::time::Duration;
 
 /// Operations of a run whose seed may choose.
 const OPS: (u64, u64) = (2_000, 12_000);
+
+/// Seeds in a thousand that are about nodes and disks that come back.
+const ABSENCES: u32 = 250;
 
 /// A run before it begins.
 #[derive(Clone, Debug)]
@@ -59,6 +62,8 @@ pub struct Plan {
     pub late: Late,
     /// Readers on the machine of each node that count on leases alone.
     pub bare: u64,
+    /// For how long they ask.
+    pub bare_leases_ms: [u64; 4],
     /// Whether bits in the memory of nodes flip.
     pub flips: bool,
     /// Whether somebody empties nodes, lets them leave, and gives them memory.
@@ -75,6 +80,10 @@ pub struct Plan {
     pub workers: usize,
     /// The disks of nodes; `None`: they have none.
     pub disks: Option<disks::Load>,
+    /// The guards of nodes; `None`: they have none.
+    pub guards: Option<guards::Load>,
+    /// The VRAM of nodes; `None`: they have none.
+    pub vram: Option<vram::Load>,
     /// The master's settings.
     pub catalog: Config,
 }
@@ -112,6 +121,7 @@ impl Plan {
         let clients = std::iter::repeat_with(&mut client).take(4).collect::<Vec<_>>();
         let clients = clients[..between(rng, 1, 4) as usize].to_vec();
         let flips = rng.chance(150);
+        let long_leases = Rng::stream(seed, "leases").chance(300);
         let mut this = Self {
             seed,
             ops: ops.unwrap_or_else(|| between(rng, OPS.0, OPS.1)),
@@ -131,6 +141,7 @@ impl Plan {
             hurts: Hurts::draw(seed, flips),
             late: Late::default(),
             bare: *pick(rng, &[0, 1, 3]),
+            bare_leases_ms: if long_leases { bare::LONG_LEASES_MS } else { bare::LEASES_MS },
             flips,
             operator: rng.chance(300) && nodes > 1,
             calm: rng.chance(200),
@@ -140,22 +151,68 @@ impl Plan {
             term: Duration::from_secs(between(rng, 1, 3)),
             workers: between(rng, 1, 2) as usize,
             disks: None,
+            guards: guards::Load::draw(seed),
+            vram: None,
             catalog,
         };
         if flips {
             // A get that meets wrong bytes tries again until its time is over.
             this.call_time = Duration::from_millis(100);
         }
-        this.disks = disks::Load::draw(seed, this.calm);
-        if let Some(load) = this.disks.clone() {
-            load.fit(&mut this);
-        }
+        this.equip();
         this.set_lease(serve_lease, rng);
         if this.calm {
             this.calm_down(rng);
+        } else {
+            this.draw_absences();
         }
         this.draw_late();
         this
+    }
+
+    /// Disks, VRAM and guards, and what else must be so that they matter.
+    fn equip(&mut self) {
+        self.disks = disks::Load::draw(self.seed, self.calm);
+        if let Some(load) = self.disks.clone() {
+            load.fit(self);
+        }
+        self.vram = vram::Load::draw(self.seed, self.calm);
+        if let Some(load) = self.vram {
+            load.fit(self);
+        }
+        if let Some(load) = self.guards {
+            load.fit(self);
+        }
+    }
+
+    /// Some runs are about nodes and disks that come back when their values were removed or replaced: few nodes and
+    /// keys, short leases, values that lie on disks, and masters that die while a node is away. From a stream of its own.
+    fn draw_absences(&mut self) {
+        let rng = &mut Rng::stream(self.seed, "absences");
+        if self.flips || !rng.chance(ABSENCES) {
+            return;
+        }
+        let nodes = self.nodes.min(2);
+        (self.nodes, self.bare) = (nodes, 0);
+        self.clients.iter_mut().for_each(|near| *near = near.filter(|node| *node < nodes));
+        if rng.chance(500) {
+            self.masters = 1;
+        }
+        let load = disks::Load::of_absences(self.seed, rng);
+        load.fit(self);
+        self.disks = Some(load);
+        self.catalog.offload = Offload::Eager;
+        self.hurts = Hurts::of_absences(rng, self.masters);
+        self.keys = between(rng, 2, 12);
+        // Some twenty seconds, and a node goes three times in each.
+        self.pause = 6 * MS * (self.clients.len() * self.lanes) as u64;
+        self.call_time = self.call_time.min(Duration::from_secs(1));
+        self.set_lease(Duration::from_millis(200), rng);
+        for (deed, share) in &mut self.shares {
+            if matches!(deed, Deed::Put | Deed::Get | Deed::Remove) {
+                *share = 60;
+            }
+        }
     }
 
     /// Threads are late often for a moment, or now and then for longer than any lease.

@@ -3,7 +3,7 @@
 use super::disks::Mounted;
 use super::etcd::Reached;
 use super::load::Lane;
-use super::{Plan, judge, met, state};
+use super::{Plan, judge, met, state, vram};
 use crate::fibers;
 use crate::swarm::pick;
 use mooncrate_client::{Client, ClientConfig};
@@ -16,7 +16,7 @@ use mooncrate_lock::Mutex;
 use mooncrate_master::election::calls::Members;
 use mooncrate_master::{Election, ElectionConfig, Master, MasterConfig, Seat, serve_seat};
 use mooncrate_mem::clock::boottime;
-use mooncrate_node::{Node, NodeConfig};
+use mooncrate_node::{GuardStart, Node, NodeConfig};
 use mooncrate_rt as rt;
 use mooncrate_transfer::{EngineConfig, Segments};
 use mooncrate_wire::address::Bound;
@@ -86,6 +86,7 @@ pub(super) fn lead(plan: &Plan, at: usize, start: u64, etcd: Reached, lanes: Vec
         if let Err(error) = master.audit() {
             judge::fail("G8", error.to_string());
         }
+        vram::judge(plan, &master);
         let deadline = boottime().deadline_in(plan.call_time);
         if let Ok(stat) = master.scope(TenantId::DEFAULT).stat(deadline) {
             met::leader(at, start, stat.epoch.0, &stat.counters);
@@ -144,7 +145,12 @@ pub(super) fn master_link(plan: &Plan, role: Role, name: &str) -> MasterLink {
 }
 
 /// A node process.
-pub(super) fn own(plan: &Plan, at: usize, disks: &Mounted) -> Arc<Node> {
+pub(super) fn own(
+    plan: &Plan,
+    at: usize,
+    disks: &Mounted,
+    guard: impl Fn() -> Option<GuardStart>,
+) -> Arc<Node> {
     let name = format!("node-{at}");
     let tcp: Address = format!("10.0.1.{at}:9090").parse().expect("it is one");
     let unix = Address::Unix(format!("/run/{name}").into());
@@ -160,11 +166,13 @@ pub(super) fn own(plan: &Plan, at: usize, disks: &Mounted) -> Arc<Node> {
         gate: plan.gate(),
         ..NodeConfig::default()
     };
+    let config = vram::lend(plan, at, config);
     loop {
         let master = Arc::new(master_link(plan, Role::Node, &name));
         // As shipped: wall time numbers the starts, and a node that is not registered ends.
         let incarnation = Incarnation(rt::wall_time() / 1_000);
-        let config = NodeConfig { incarnation, tier: disks.tier(), ..config.clone() };
+        let (tier, guard) = (disks.tier(), guard());
+        let config = NodeConfig { incarnation, tier, guard, ..config.clone() };
         let registered = Node::new(config, master, listen().into()).and_then(|node| {
             node.register(false).inspect_err(|_| node.stop())?;
             Ok(node)

@@ -12,8 +12,8 @@ const PAGES_MAX: usize = 1_000;
 
 impl Lane {
     /// Settings of a put, beside its replicas.
-    pub(super) fn put_config(&mut self) -> PutConfig {
-        let mut config = self.client.put_config().clone();
+    pub(super) fn put_config(&mut self, key: usize) -> PutConfig {
+        let mut config = self.wishes(key);
         let ttl_ms = 1 + self.rng.below(LEASE_MS_MAX) as u32;
         match self.rng.below(5) {
             0 => config.group = GroupId(1 + self.rng.below(3)),

@@ -189,7 +189,7 @@ impl Lane {
     /// Stores a value that lies in pieces, dearer than others, evicted with others, or near some node.
     pub(super) fn put_with_config(&mut self, at: usize) {
         let (number, value) = self.value(at, false);
-        let config = self.put_config();
+        let config = self.put_config(at);
         let cut = self.rng.below(value.len() as u64 + 1);
         let (first, rest) = value.split_at(cut as usize);
         let parts = [first, rest];
