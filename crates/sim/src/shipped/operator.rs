@@ -64,8 +64,9 @@ impl Operator {
         }
     }
 
-    /// While one master leads, no put takes a tenant beyond its quota, or beyond what it had when it got it (G16). A
-    /// replica that moves is paid for twice for a while.
+    /// While one master leads, no put takes a tenant beyond its quota, or beyond what it had when it got it (G16). Judged
+    /// where nothing else can: a replica that moves is paid for twice for a while, and a node that comes back brings what
+    /// it holds.
     fn watch_quota(&self, quota: u64) {
         let mut first: Option<(LeaderEpoch, u64)> = None;
         for _ in 0..LOOKS / 4 {
@@ -78,7 +79,7 @@ impl Operator {
                 if led != epoch {
                     return;
                 }
-                if used > quota.max(had) && !self.plan.moves() {
+                if used > quota.max(had) && self.plan.only_puts_pay() {
                     let text = format!("{used} bytes are used of {quota}, and {had} before");
                     return judge::fail("G16", text);
                 }

@@ -121,7 +121,7 @@ impl Plan {
         let clients = std::iter::repeat_with(&mut client).take(4).collect::<Vec<_>>();
         let clients = clients[..between(rng, 1, 4) as usize].to_vec();
         let flips = rng.chance(150);
-        let long_leases = Rng::stream(seed, "leases").chance(300);
+        let long_leases = !flips && Rng::stream(seed, "leases").chance(300);
         let mut this = Self {
             seed,
             ops: ops.unwrap_or_else(|| between(rng, OPS.0, OPS.1)),
@@ -255,9 +255,12 @@ impl Plan {
         self.shares.retain(|(deed, _)| *deed != Deed::DropCopy);
     }
 
-    /// Whether clients ask that replicas move.
-    pub(super) fn moves(&self) -> bool {
-        self.shares.iter().any(|(deed, share)| *deed == Deed::Copy && *share > 0)
+    /// Whether nothing but puts adds to what tenants pay for: no client asks that replicas move, memory below VRAM takes
+    /// none, and no node comes back.
+    pub(super) fn only_puts_pay(&self) -> bool {
+        let moves = self.shares.iter().any(|(deed, share)| *deed == Deed::Copy && *share > 0);
+        let nodes_stay = self.hurts.spares_nodes() && self.late.permille == 0;
+        !moves && self.vram.is_none() && nodes_stay
     }
 
     /// What a lane does next.
