@@ -77,11 +77,23 @@ pub enum Canary {
     StruckServes = 35,
     /// 36: a node extends its serving lease without proof that no master leads.
     ExtendsUnproved = 36,
+    /// 37: an upsert waits for the value before it alone, not for what that one had replaced.
+    EarlierUpsertForgotten = 37,
+    /// 38: a move goes on when the segment it began in is gone.
+    MoveOutlivesSegment = 38,
+    /// 39: a remove by pattern does not wait for what others remove.
+    PatternWaitsForNobody = 39,
+    /// 40: a node that comes back late says so at its first mount only.
+    LateOnlyOnce = 40,
+    /// 41: what late memory drops is free at once, whatever leases an earlier leader granted.
+    LateDroppedAtOnce = 41,
+    /// 42: a segment that is added is offered alone, and stands for the whole node.
+    AddedStandsForAll = 42,
 }
 
 impl Canary {
     /// All of them, in order.
-    pub const ALL: [Self; 35] = [
+    pub const ALL: [Self; 41] = [
         Self::NoGenerationCheck,
         Self::FreeBeforeBump,
         Self::WallClockLease,
@@ -117,6 +129,12 @@ impl Canary {
         Self::LapsesAtOnce,
         Self::StruckServes,
         Self::ExtendsUnproved,
+        Self::EarlierUpsertForgotten,
+        Self::MoveOutlivesSegment,
+        Self::PatternWaitsForNobody,
+        Self::LateOnlyOnce,
+        Self::LateDroppedAtOnce,
+        Self::AddedStandsForAll,
     ];
 
     /// Its number in the table of `docs/testing.md`.

@@ -128,6 +128,9 @@ impl Standing {
     /// keeps what it holds: the next master may know that it is still current. Each segment by itself: a leader
     /// that heard one of them may not have heard of another.
     pub(crate) fn has_lapsed(&self, spec: &SegmentSpec, now: Now) -> bool {
+        if canary::on(Canary::LateOnlyOnce) {
+            return now.since(self.acknowledged) >= self.lease;
+        }
         let current = self.current.get(&spec.segment);
         let current = current.filter(|(mount, _)| *mount == spec.incarnation);
         now.since(current.map_or(self.began, |(_, at)| *at)) >= self.lease

@@ -376,10 +376,12 @@ fn canaries(args: &Args) -> ExitCode {
                 println!("{name}: caught by loom, in crates/mem/tests/loom: {tests}");
             }
             Caught::NothingToBreak(why) => println!("{name}: nothing to break: {why}"),
-            by @ (Caught::Here | Caught::OnDisks) => {
-                let on_disks = by == Caught::OnDisks;
-                let mut hunts: Vec<(&str, fn(_, _, _) -> Found)> =
-                    vec![("", if on_disks { hunt_on_disks } else { hunt })];
+            by @ (Caught::Here | Caught::Shipped | Caught::OnDisks) => {
+                let mut hunts: Vec<(&str, fn(_, _, _) -> Found)> = match by {
+                    Caught::OnDisks => vec![("", hunt_on_disks)],
+                    Caught::Here => vec![("", hunt)],
+                    _ => Vec::new(),
+                };
                 if CAUGHT_SHIPPED.iter().any(|(canary, _)| *canary == bug) {
                     hunts.push((" in shipped code", hunt_shipped));
                 }

@@ -289,7 +289,9 @@ impl Catalog {
         if let Some(old) = self.objects.find(entry.name()) {
             let replaced = self.objects.entry(old).object;
             self.objects.hide(old);
-            self.hold_key(old, id);
+            if !canary::on(Canary::EarlierUpsertForgotten) {
+                self.hold_key(old, id);
+            }
             self.chain_removed(old);
             if self.objects.entry(old).stage == Stage::Ready {
                 self.counters.replaced += 1;

@@ -3,6 +3,7 @@
 use super::Catalog;
 use super::objects::{SegmentIndex, Stage};
 use super::segments::{NOBODY, Phase};
+use crate::canary::{self, Canary};
 use crate::ids::{NodeId, Slot};
 use crate::lease;
 use crate::time::Now;
@@ -121,7 +122,9 @@ impl Catalog {
         }
         if end == slots {
             self.segments.drop_book(index);
-            self.copies.forget(index);
+            if !canary::on(Canary::MoveOutlivesSegment) {
+                self.copies.forget(index);
+            }
         } else {
             self.segments.book_mut(index).phase = Phase::Leaving { fenced_at, next: end };
         }

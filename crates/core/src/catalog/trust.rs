@@ -441,7 +441,8 @@ impl Catalog {
         self.keep_key(id);
         self.count_dropped(part);
         let whose = (Some(id), Some(told.label.tenant));
-        let free_after_ms = lease::left_ms(now, self.granted_before());
+        let at_once = canary::on(Canary::LateDroppedAtOnce);
+        let free_after_ms = if at_once { 0 } else { lease::left_ms(now, self.granted_before()) };
         self.order(now, part, extent, Action::Retire { free_after_ms }, whose);
         self.unwanted(part);
     }
