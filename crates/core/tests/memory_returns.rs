@@ -271,6 +271,36 @@ fn memory_on_the_list_comes_back_after_any_time() {
     assert_eq!(other, Err(MountError::StaleIncarnation));
 }
 
+/// The serving lease ends after the first offer and before the first page: nothing proves any more that no leader
+/// in between has given keys up.
+#[test]
+fn memory_whose_lease_ends_before_it_tells_is_not_believed() {
+    let mut catalog = takeover(&[1, 2], &[]);
+    for lapsed in [false, true] {
+        catalog.mount(ms(1), NodeId(1), &[offer(1, 5, lapsed)]).unwrap();
+    }
+    let told = catalog.announce(ms(2), SegmentId(1), Incarnation(5), &[held(0, b"key")], true);
+    assert_eq!(told, Err(MountError::StaleIncarnation));
+}
+
+/// A value that its owner found bad is told without its object. Readers hold leases of the earlier leader, so its range
+/// is freed when those have ended (G5). Was: at once.
+#[test]
+fn what_was_found_bad_waits_for_leases_of_the_earlier_leader() {
+    let mut bad = held(0, b"key");
+    bad.life.as_mut().unwrap().object = None;
+    let mut catalog = takeover(&[1], &[]);
+    mount(&mut catalog, ms(1_000), &offer(1, 1, false), &[bad]).unwrap();
+    let orders: Vec<Action> =
+        catalog.take_orders().into_iter().map(|(_, order)| order.action).collect();
+    let free_after_ms = u32::try_from(Config::default().lease_ttl.as_millis()).unwrap();
+    let waits = |action: &Action| match action {
+        Action::Retire { free_after_ms: left } => *left > 0 && *left <= 2 * free_after_ms,
+        _ => false,
+    };
+    assert!(orders.len() == 1 && orders.iter().all(waits), "{orders:?}");
+}
+
 /// It comes after the wait for it has ended: what this leader has struck meanwhile must go, and until it has,
 /// the node serves nobody, because readers kept locators.
 #[test]
@@ -398,6 +428,27 @@ fn a_list_that_is_older_than_its_nodes_is_not_believed() {
     assert_eq!(catalog.epoch(), LeaderEpoch(3));
     let back = mount(&mut catalog, ms(2), &offer(1, 5, true), &[held(0, b"key")]);
     assert_eq!(back, Err(MountError::StaleIncarnation));
+}
+
+/// A node that this leader itself has heard, and given up since, has obeyed this epoch, and no other leader of its
+/// number. Was: the leader took the next epoch, which the leader after it took, too (G7).
+#[test]
+fn a_leader_does_not_take_itself_for_another_one() {
+    let mut catalog = takeover(&[1, 2], &[(1, 5), (2, 5)]);
+    let (node, epoch) = (NodeId(1), catalog.epoch());
+    catalog.meet(ms(1), node, LeaderEpoch(1));
+    catalog.mount(ms(1), node, &[offer(1, 5, true)]).unwrap();
+    for at in (0..24_000).step_by(500) {
+        catalog.tick(ms(at));
+    }
+    assert!(catalog.rebuilding() && !catalog.knows(node));
+    assert!(!catalog.rises_above(node, epoch));
+    catalog.meet(ms(24_000), node, epoch);
+    assert_eq!(catalog.epoch(), epoch);
+    // One that it has never heard has obeyed another leader.
+    assert!(catalog.rises_above(NodeId(3), epoch));
+    catalog.meet(ms(24_001), NodeId(3), epoch);
+    assert!(catalog.epoch() > epoch);
 }
 
 /// Memory that came late is still telling what it holds, so it takes no orders, while its value is replaced.

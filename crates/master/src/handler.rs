@@ -552,7 +552,7 @@ impl MasterApi for Scope {
         mount: &Mount,
         _deadline: Deadline,
     ) -> Result<Result<Mounted, MountError>, CallError> {
-        self.master.rise_above(mount.seen)?;
+        self.master.rise_above(mount.info.node, mount.seen)?;
         let mounted = self.master.mount_node(mount);
         self.master.keep_mount(mount.info.node)?;
         Ok(mounted)

@@ -67,8 +67,8 @@ impl Master {
     }
 
     /// A node has obeyed the leader `seen`: an epoch above it is reserved before it is used.
-    pub(crate) fn rise_above(&self, seen: LeaderEpoch) -> Result<(), CallError> {
-        if seen <= self.leader_epoch() {
+    pub(crate) fn rise_above(&self, node: NodeId, seen: LeaderEpoch) -> Result<(), CallError> {
+        if !self.mind().catalog.rises_above(node, seen) {
             return Ok(());
         }
         let above = LeaderEpoch(seen.0.saturating_add(1));

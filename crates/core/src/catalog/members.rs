@@ -154,8 +154,10 @@ impl Catalog {
 
     fn mount_one(&mut self, last_heard: Now, offer: &SegmentOffer) -> Mounted {
         if let Some(index) = self.segments.find(offer.segment) {
-            let book = self.segments.book(index);
+            let book = self.segments.book_mut(index);
             if book.offer.incarnation == offer.incarnation {
+                // It may have ended since the offer that was heard first.
+                book.offer.evidence.lapsed |= offer.evidence.lapsed;
                 if !book.is_announcing() {
                     return Mounted::Known;
                 }
@@ -337,10 +339,14 @@ impl Catalog {
                 self.announced_object(now, part, life.extent, object);
                 Ok(())
             }
-            // Being written, retiring or in quarantine: blocked until its owner has freed it.
+            // Being written, retiring or in quarantine: blocked until its owner has freed it. A value that was
+            // found bad in memory may be read by leases of an earlier leader.
             _ => {
-                self.order(now, &part, life.extent, Action::Abort, (None, None));
-                if self.segments.is_disk(index) {
+                let free_after_ms = lease::left_ms(now, self.granted_before());
+                let on_disk = self.segments.is_disk(index);
+                let action = if on_disk { Action::Abort } else { Action::Retire { free_after_ms } };
+                self.order(now, &part, life.extent, action, (None, None));
+                if on_disk {
                     self.unwanted(&part);
                 }
                 Ok(())

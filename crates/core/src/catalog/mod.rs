@@ -422,16 +422,26 @@ impl Catalog {
         }
     }
 
-    /// A node that this leader has not heard says that it has obeyed this very epoch, while the index is being
+    /// A node that this leader has never heard says that it has obeyed this very epoch, while the index is being
     /// rebuilt: the state that this leader began with is older than another leader of the same number. Its
     /// list is not believed, and this leader takes a later epoch.
     pub fn meet(&mut self, now: Now, node: NodeId, seen: LeaderEpoch) {
-        if seen == self.epoch && self.rebuild.is_some() && !self.knows(node) {
+        if seen == self.epoch && self.rises_above(node, seen) {
             self.ledger.forget_list();
             self.epoch = LeaderEpoch(seen.0.saturating_add(1));
             self.grace_until = now.plus(lease::takeover_grace());
         }
         self.follow(now, seen);
+        if let Some(rebuild) = &mut self.rebuild {
+            rebuild.met.insert(node);
+        }
+    }
+
+    /// Whether a node that has obeyed the leader `seen` makes this leader take a later epoch.
+    pub fn rises_above(&self, node: NodeId, seen: LeaderEpoch) -> bool {
+        let strange =
+            |rebuild: &rebuild::Rebuild| !rebuild.met.contains(&node) && !self.knows(node);
+        seen > self.epoch || seen == self.epoch && self.rebuild.as_ref().is_some_and(strange)
     }
 
     /// Orders for owners since the last call.

@@ -21,7 +21,7 @@ use crate::ids::NodeId;
 use crate::lease;
 use crate::plan::SegmentOffer;
 use crate::time::Now;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// When a span that another clock has measured is surely over; a span of nothing is over at once.
@@ -43,6 +43,8 @@ pub(super) struct Rebuild {
     fences: BTreeMap<NodeId, Now>,
     /// Nodes that have announced before that time.
     told: Vec<NodeId>,
+    /// Nodes that have mounted since it began, whether they are still here or not.
+    pub(super) met: BTreeSet<NodeId>,
     /// From then on no mount that ended before the takeover can be read.
     fenced_at: Now,
     until: Now,
@@ -57,7 +59,7 @@ impl Rebuild {
         fenced_at: Now,
         until: Now,
     ) -> Option<Self> {
-        let (fences, told) = (BTreeMap::new(), Vec::new());
+        let (fences, told, met) = (BTreeMap::new(), Vec::new(), BTreeSet::new());
         let waits = !expected.is_empty() || listed;
         waits.then_some(Self {
             expected,
@@ -66,6 +68,7 @@ impl Rebuild {
             believes: true,
             fences,
             told,
+            met,
             fenced_at,
             until,
         })
@@ -74,6 +77,7 @@ impl Rebuild {
     /// The wait of a leader that does not know whom to wait for.
     pub(super) fn of_anybody(fenced_at: Now, until: Now) -> Self {
         let (expected, fences, told) = (Vec::new(), BTreeMap::new(), Vec::new());
+        let met = BTreeSet::new();
         Self {
             expected,
             anybody: true,
@@ -81,6 +85,7 @@ impl Rebuild {
             believes: true,
             fences,
             told,
+            met,
             fenced_at,
             until,
         }

@@ -326,9 +326,9 @@ impl Catalog {
     /// Whether a node may let others read the memory that it has told all of: not while a value that it was
     /// told to drop is readable there, by locators of an earlier leader. Which segments it has told the node
     /// knows best: it serves a segment from the first heartbeat on that it sends after the last page was
-    /// acknowledged. So no segment waits for another. Memory waits only for a disk on the list of believed
-    /// disks: its node may have run on without a master, and then clients remember places on the disk. A process that has
-    /// just started waits, too, because the leader cannot tell it from such a node.
+    /// acknowledged. So no segment waits for another. Memory waits for a disk only where clients may
+    /// remember places on it: one that was served under its number before its lease ended, or one on the list of
+    /// believed disks, of which few records go.
     pub fn may_serve(&self, node: NodeId) -> bool {
         let Some(member) = self.nodes.get(&node) else { return false };
         if canary::on(Canary::LateMemoryServes) {
@@ -338,8 +338,9 @@ impl Catalog {
         mounts.all(|index| {
             let book = self.segments.book(index);
             let struck = book.struck > 0 && !canary::on(Canary::StruckServes);
-            let unknown = book.is_disk() && book.trust != Trust::NotStruck;
-            (unknown || book.unwanted == 0) && !struck
+            let ran_on = book.offer.evidence.lapsed || book.trust == Trust::NotStruck;
+            let unread = book.is_disk() && !ran_on;
+            (unread || book.unwanted == 0) && !struck
         })
     }
 

@@ -1,6 +1,6 @@
 //! A disk tells for minutes what it holds: what happens meanwhile, and what gets lost on the way.
 
-use crate::rig::{KIB, Rig, disk, key, memory, ms, offer, trusted};
+use crate::rig::{KIB, Rig, config, disk, key, memory, ms, offer, trusted};
 use mooncrate_core::catalog::{Catalog, Mounted, Offload, Removal, Start};
 use mooncrate_core::error::RemoveError;
 use mooncrate_core::key::Name;
@@ -80,6 +80,26 @@ fn a_late_disk_drops_what_was_struck_before_its_node_serves() {
     assert!(!rig.catalog.may_serve(NodeId(1)), "the removed value can be read there");
     rig.obey(ms(now));
     assert!(rig.catalog.may_serve(NodeId(1)));
+}
+
+/// C4: the same of a disk that no leader remembers. Its node stood still, and clients remember places under its number;
+/// a disk that has just been opened has no such clients. Was: neither waited.
+#[test]
+fn an_unknown_disk_that_was_served_drops_all_before_its_node_serves() {
+    for lapsed in [false, true] {
+        let mut rig = Rig::new(Offload::Eager, 2);
+        rig.start(ms(1), &key(0), &PutConfig::default()).unwrap();
+        rig.settle(ms(1));
+        let page = [1, 2].map(|node| rig.recovered(disk(node))).concat();
+        rig.catalog = Catalog::new(config(Offload::Eager), LeaderEpoch(2), Start::New, ms(0));
+        let mut offer = offer(1, Medium::Ssd, 1);
+        offer.evidence.lapsed = lapsed;
+        rig.catalog.mount(ms(2), NodeId(1), &[offer]).unwrap();
+        rig.catalog.announce(ms(2), disk(1), Incarnation(1), &page, true).unwrap();
+        assert_ne!(rig.catalog.may_serve(NodeId(1)), lapsed);
+        rig.obey(ms(3));
+        assert!(rig.catalog.may_serve(NodeId(1)));
+    }
 }
 
 /// G6: what a pattern has removed does not come with a later page.
