@@ -10,7 +10,6 @@ use crate::metrics::Tally;
 use crate::orders::Unheard;
 use crate::registration::{Serve, Standing};
 use crate::vram::Lent;
-use mooncrate_core::catalog::SERVE_LEASE;
 use mooncrate_core::error::MountError;
 use mooncrate_core::time::Deadline;
 use mooncrate_core::{Incarnation, NodeId, Now, SegmentId};
@@ -221,7 +220,7 @@ impl Node {
             standing: Mutex::new(Standing {
                 acknowledged: boottime(),
                 leave: Now(0),
-                lease: SERVE_LEASE,
+                lease: Duration::ZERO,
                 registration: Duration::from_secs(20),
                 incarnation: config.incarnation,
                 fence,

@@ -62,7 +62,7 @@ pub(crate) struct Standing {
     pub(crate) acknowledged: Now,
     /// When the last heartbeat was *sent* whose answer granted a serving lease.
     pub(crate) leave: Now,
-    /// How long a serving lease lasts.
+    /// How long a serving lease lasts; nothing until a master has said so: it may count the node as gone any time.
     pub(crate) lease: Duration,
     /// How long the master keeps a silent node.
     pub(crate) registration: Duration,
@@ -126,14 +126,17 @@ impl Standing {
     /// Whether a leader may have given keys of a segment up (R10): its serving lease has ended. The node counts
     /// from when it *sent* what was answered, so it knows before its master does. It serves nobody by then, and
     /// keeps what it holds: the next master may know that it is still current. Each segment by itself: a leader
-    /// that heard one of them may not have heard of another.
+    /// that heard one of them may not have heard of another. A disk that was not served under its number yet has
+    /// no clients that remember places on it, however long it took to open.
     pub(crate) fn has_lapsed(&self, spec: &SegmentSpec, now: Now) -> bool {
         if canary::on(Canary::LateOnlyOnce) {
             return now.since(self.acknowledged) >= self.lease;
         }
         let current = self.current.get(&spec.segment);
-        let current = current.filter(|(mount, _)| *mount == spec.incarnation);
-        now.since(current.map_or(self.began, |(_, at)| *at)) >= self.lease
+        let served = current.filter(|(mount, _)| *mount == spec.incarnation).map(|(_, at)| *at);
+        let is_disk = spec.segment.medium() == Medium::Ssd;
+        let since = served.or((!is_disk).then_some(self.began));
+        since.is_some_and(|since| now.since(since) >= self.lease)
     }
 }
 
@@ -156,31 +159,10 @@ impl Node {
 
     /// Offers the segments and announces what they hold.
     pub(crate) fn mount(&self, serve: Serve) -> Result<(), NodeError> {
-        let sent = boottime();
         let mut segments = self.segments().all();
         // Memory first: a disk may have millions of records to tell of, and takes minutes.
         segments.sort_by_key(|segment| segment.spec().segment.medium() == Medium::Ssd);
-        let (fence_ms, draining, lapsed) = {
-            let standing = self.standing().lock();
-            let lapsed = segments.iter().map(|segment| standing.has_lapsed(segment.spec(), sent));
-            let lapsed: Vec<bool> = lapsed.collect();
-            (standing.fence_ms(sent), standing.draining.clone(), lapsed)
-        };
-        let offers = segments.iter().zip(lapsed);
-        let mount = Mount {
-            info: self.info().clone(),
-            seen: segments.iter().map(|s| s.epoch()).max().unwrap_or_default(),
-            offers: offers.map(|(segment, lapsed)| self.offer(segment.spec(), lapsed)).collect(),
-            fence_ms,
-            draining,
-        };
-        let mounted = {
-            let _mounting = self.mounting().lock();
-            if self.stopping() {
-                return Err(MountError::UnknownNode.into());
-            }
-            self.master().mount(&mount, sent.deadline_in(CALL_TIME))??
-        };
+        let (sent, mounted) = self.offer_all(&segments)?;
         let (known, untold) = self.known_to(&mounted, &segments);
         for segment in &segments {
             // Before the announcement: no plan of an older leader can come in behind it.
@@ -211,9 +193,50 @@ impl Node {
             tracing::warn!(%error, "no leave to serve yet");
         }
         if later.is_empty() {
-            self.standing().lock().mounted = Some(mounted.epoch);
+            let mut standing = self.standing().lock();
+            // One that was added meanwhile may not have been heard: the next heartbeat mounts all again.
+            let told = |segment: &Arc<Segment>| standing.has_told(segment.spec(), mounted.epoch);
+            standing.mounted = self.segments().all().iter().all(told).then_some(mounted.epoch);
         }
         Ok(())
+    }
+
+    /// Offers segments; when it was sent, and the answer. What the node says of its leases must still be so when the
+    /// answer is here: the call may have taken long, and another leader come and gone meanwhile.
+    fn offer_all(&self, segments: &[Arc<Segment>]) -> Result<(Now, Mounted), NodeError> {
+        loop {
+            let sent = boottime();
+            let lapsed = self.lapsed(segments, sent);
+            let (fence_ms, draining) = {
+                let standing = self.standing().lock();
+                (standing.fence_ms(sent), standing.draining.clone())
+            };
+            let offers = segments.iter().zip(&lapsed);
+            let offers = offers.map(|(segment, lapsed)| self.offer(segment.spec(), *lapsed));
+            let mount = Mount {
+                info: self.info().clone(),
+                seen: segments.iter().map(|s| s.epoch()).max().unwrap_or_default(),
+                offers: offers.collect(),
+                fence_ms,
+                draining,
+            };
+            let mounted = {
+                let _mounting = self.mounting().lock();
+                if self.stopping() {
+                    return Err(MountError::UnknownNode.into());
+                }
+                self.master().mount(&mount, sent.deadline_in(CALL_TIME))??
+            };
+            if self.lapsed(segments, boottime()) == lapsed {
+                return Ok((sent, mounted));
+            }
+        }
+    }
+
+    /// Of which segments a leader may have given keys up by now.
+    fn lapsed(&self, segments: &[Arc<Segment>], now: Now) -> Vec<bool> {
+        let standing = self.standing().lock();
+        segments.iter().map(|segment| standing.has_lapsed(segment.spec(), now)).collect()
     }
 
     /// A mount was answered: the segments that this leader has heard all of, and those that are to be told. It
@@ -268,8 +291,8 @@ impl Node {
 
     pub(crate) fn offer(&self, spec: &SegmentSpec, lapsed: bool) -> SegmentOffer {
         let disk = self.tier().and_then(|tier| tier.disk(spec.segment));
-        let evidence =
-            disk.map_or(Evidence { lapsed, ..Evidence::default() }, |disk| disk.evidence());
+        let stamped = disk.map_or(Evidence::default(), |disk| disk.evidence());
+        let evidence = Evidence { lapsed, ..stamped };
         SegmentOffer {
             segment: spec.segment,
             incarnation: spec.incarnation,

@@ -157,6 +157,7 @@ impl Disk {
             }
             return (notices, Ok(()));
         }
+        let mut left = Vec::new();
         for end in ends {
             let End::Order(epoch, order) = end else { continue };
             let here = places.at(order.incarnation, order.slot, order.generation);
@@ -164,11 +165,21 @@ impl Disk {
                 // Kept while others were removed: it is still on the disk. The master repeats the order.
                 continue;
             }
-            notices.extend(carry_out(&segment, now, *epoch, order, tally));
+            match carry_out(&segment, now, *epoch, order, tally) {
+                Some(notice) => {
+                    notices.push(notice);
+                    if let Some(id) = here {
+                        going.remove(&id);
+                        places.remove(&id);
+                    }
+                }
+                None => left.extend(here),
+            }
         }
-        for id in &going {
-            places.remove(id);
-        }
+        drop(places);
+        // Another leader came while these were removed, and may have heard that they are here.
+        left.retain(|id| going.contains(id));
+        notices.extend(self.retire_bad(&left));
         (notices, Ok(()))
     }
 

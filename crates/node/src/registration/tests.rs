@@ -333,6 +333,60 @@ fn a_segment_that_is_added_does_not_stand_for_a_forgotten_node() {
     node.mount_segment(1, 1 << 20).unwrap();
 }
 
+/// A master whose leases are shorter than the usual ones may have counted the node as gone before its first leave. Was:
+/// the next leader believed memory whose keys had been given up (C4).
+#[test]
+fn memory_that_never_had_leave_proves_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, leader) = unmounted(directory.path(), NEVER);
+    leader.withhold_leave(true);
+    node.mount(Serve::Memory).unwrap();
+    put(&memory(&node), 3);
+    take_over(&node, &leader, 2);
+    node.mount(Serve::Each).unwrap();
+    assert!(
+        leader.offers().iter().any(|told| told.segment == node.segment() && told.evidence.lapsed)
+    );
+}
+
+/// The lease ends while a mount is on its way: another leader may have given keys up and died since. Was: the next one
+/// believed that it had not ended (C1).
+#[test]
+fn a_lease_that_ends_while_a_mount_is_on_its_way_is_told() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, leader) = node(directory.path(), NEVER);
+    let late = Arc::clone(&node);
+    take_over(&node, &leader, 2);
+    leader.meanwhile(move || {
+        let mut standing = late.standing().lock();
+        standing.current.clear();
+        standing.began = Now(0);
+    });
+    node.mount(Serve::Each).unwrap();
+    let offers = leader.offers();
+    assert!(offers.iter().any(|told| told.segment == node.segment() && told.evidence.lapsed));
+}
+
+/// A segment is added while the node mounts again, and its leader does not hear of it. Was: it never took part, because
+/// the mount that had begun before it was taken for all.
+#[test]
+fn a_segment_that_is_added_while_a_node_mounts_takes_part() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, leader) = node(directory.path(), NEVER);
+    let (adds, breaks) = (Arc::clone(&node), Arc::clone(&leader));
+    take_over(&node, &leader, 2);
+    leader.meanwhile(move || {
+        breaks.break_at_page(0);
+        adds.mount_segment(1, 1 << 20).unwrap_err();
+    });
+    node.mount(Serve::Each).unwrap();
+    let added = node.segments().get(SegmentId::of(node.id(), 1)).unwrap();
+    // The first one hears that not all is mounted, the second one gives leave.
+    node.heartbeat();
+    node.heartbeat();
+    assert!(added.serving(boottime()).is_ok());
+}
+
 /// A node that came late has told all, and has not yet dropped what was struck, when its leader dies: the next
 /// one must not take it for current (G6). Was: each acknowledged heartbeat counted.
 #[test]

@@ -1,10 +1,11 @@
 //! Orders that meet values on their way to the disk.
 
-use super::rig::{Rig, id};
-use mooncrate_core::Slot;
+use super::rig::{EPOCH, Rig, id};
 use mooncrate_core::plan::{Action, Notice, OrderResult};
+use mooncrate_core::{LeaderEpoch, Slot};
 use mooncrate_mem::clock::boottime;
 use mooncrate_ssd::Kind;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -44,6 +45,25 @@ fn an_order_that_overtakes_a_value_does_not_tell_it_freed() {
         let rig = Arc::into_inner(rig).unwrap();
         assert!(rig.on_disk().is_empty(), "{action:?}: a start finds it again");
     }
+}
+
+/// Another leader comes while a removal is under way, and hears of the record. Was: its slot stayed readable with
+/// nothing behind it, for ever.
+#[test]
+fn a_record_that_was_removed_for_an_earlier_leader_is_not_served() {
+    let rig = Arc::new(Rig::new(Kind::Bucket));
+    assert!(rig.keep(1, 0) && rig.keep(2, 1));
+    let segment = rig.segment();
+    let hook = move || segment.witness(LeaderEpoch(EPOCH.0 + 1)).unwrap();
+    rig.gate.before_remove.lock().push_back(Box::new(hook));
+    let told = rig.end(&[rig.order(0, RETIRE)]);
+    assert!(matches!(told[..], [Notice { slot: Slot(0), .. }]), "{told:?}");
+    assert_eq!(rig.announced().0, BTreeSet::from([id(2)]));
+    rig.end(&rig.disk.next_ends());
+    let mut news = Vec::new();
+    rig.segment().tick(boottime(), &mut news);
+    assert!(freed(&news, 0), "{news:?}");
+    assert!(!rig.disk.places.lock().holds(&id(1)));
 }
 
 /// The record of an order is gone before its slot is looked at. So a reader who is inside does not spare the slot: it
