@@ -20,7 +20,8 @@
 //! honest. In a rig where nothing may vanish, or that says what may, `no_loss` judges both.
 //!
 //! An upsert lets two values be seen for a while: the one it replaces until it has answered OK, its own
-//! from when its owners published it. So an upsert that was seen proves nothing before its answer.
+//! from when its owners published it. So an upsert that was seen proves nothing before its answer, and one that was
+//! never answered is not over because the older value was seen.
 //!
 //! Memory per key: the operations that are open, the puts that a get may still legally return, and
 //! a few graves to name old puts by. A put that is over is dropped when the gets that began before
@@ -289,7 +290,7 @@ impl Life {
             What::RemoveEnded { remove } => {
                 let open = self.end(remove, false, event);
                 let why = "it had been removed before the get began";
-                self.prove_over(open.began, tick, None, Rule::C4, why, [open.event, event]);
+                self.prove_over(open.began, tick, |_| false, Rule::C4, why, [open.event, event]);
                 Ok(())
             }
             What::RemoveUnknown { remove } => {
@@ -348,7 +349,8 @@ impl Life {
             None => Ok(()),
         };
         let why = "a later put had answered OK before the get began";
-        self.prove_over(put.began, tick, Some(id), Rule::C2, why, [put.events.0, event]);
+        let itself = |put: &Put| put.id == id;
+        self.prove_over(put.began, tick, itself, Rule::C2, why, [put.events.0, event]);
         verdict
     }
 
@@ -367,19 +369,19 @@ impl Life {
     }
 
     /// Something else, or nothing, was there at some moment between `began` and `tick`; so every
-    /// put that had settled before is over.
+    /// put that had settled before is over, unless it is `spared`.
     fn prove_over(
         &mut self,
         began: Tick,
         tick: Tick,
-        except: Option<PutId>,
+        spared: impl Fn(&Put) -> bool,
         rule: Rule,
         why: &'static str,
         proof: [Event; 2],
     ) {
         let over = |put: &&mut Put| {
             let settled = put.settled.is_some_and(|settled| settled < began);
-            settled && put.over.is_none() && Some(put.id) != except
+            settled && put.over.is_none() && !spared(put)
         };
         let mut over = self.puts.iter_mut().filter(over).peekable();
         if over.peek().is_some() {
@@ -444,7 +446,11 @@ impl Life {
             put.settled = Some(tick);
         }
         let why = "another put had been seen since, before the get began";
-        self.prove_over(get.began, tick, Some(id), Rule::C2, why, [get.event, ended]);
+        let began = put.began;
+        // What an unanswered upsert replaces may be all that the next leader knows for a while.
+        let spared =
+            |put: &Put| put.id == id || put.replaces && !put.answered_ok && began < put.began;
+        self.prove_over(get.began, tick, spared, Rule::C2, why, [get.event, ended]);
         Ok(())
     }
 

@@ -28,6 +28,8 @@ use std::sync::Arc;
 
 /// Virtual time after which no fault begins: the run of a client that is dead most of the time would not end.
 const FAULTS_UNTIL: Nanos = 600_000 * MS;
+/// What a killed process had open stays open in the worker: a run kills so many at most.
+const KILLS_MAX: u64 = 400;
 
 /// What a process of a name is, from its first start on.
 struct Place {
@@ -399,6 +401,10 @@ impl Cluster {
         among.start + self.rng.below(among.len() as u64) as usize
     }
 
+    const fn kills(&self) -> u64 {
+        self.counts[Hurt::Kill as usize] + self.counts[Hurt::Vanish as usize]
+    }
+
     fn hurt(&mut self) {
         let at = self.victim();
         // Half of the cuts are from a master.
@@ -415,8 +421,9 @@ impl Cluster {
         let alone = self.places.iter().filter(|place| place.host == host).count() == 1;
         let possible = match hurt {
             Hurt::Cut => at != other,
-            Hurt::Vanish => alone,
             Hurt::Leave | Hurt::Flip => is_node,
+            Hurt::Kill => self.kills() < KILLS_MAX,
+            Hurt::Vanish => alone && self.kills() < KILLS_MAX,
             _ => true,
         };
         if !possible {

@@ -9,6 +9,7 @@ use mooncrate_check::{Event, Got, OpId, Oracle, OracleConfig, PutId, What};
 use mooncrate_core::{KeyHash, Name, Now, TenantId};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// A key of the run.
 #[derive(Clone, Debug)]
@@ -49,7 +50,9 @@ pub(super) fn begin(plan: &Plan) {
         let hash = Name::new(TenantId::DEFAULT, &bytes).hash();
         Key { bytes, hash }
     };
-    let settles = plan.catalog.put_timeout * 3 + plan.call_time;
+    // A thread of a master may stand still before it gives the put up, and one of an owner before it obeys.
+    let late = Duration::from_nanos(plan.late.nanos_max) * 3;
+    let settles = plan.catalog.put_timeout * 3 + plan.call_time + late;
     let config = OracleConfig {
         unknown_settles_after: Some(settles),
         remove_settles_after: Some(settles),
@@ -115,6 +118,12 @@ fn observe(key: usize, what: What) {
     if let Some(violation) = broken {
         fail(&format!("{:?}", violation.rule), violation.to_string());
     }
+}
+
+/// A node ended with all that it held, in a run where nothing else is lost.
+pub(super) fn node_ended() {
+    let keys = with(|judge| judge.keys.len());
+    (0..keys).for_each(|key| observe(key, What::MayVanish));
 }
 
 /// A number that no other call of the run has.

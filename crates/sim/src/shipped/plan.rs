@@ -121,7 +121,7 @@ impl Plan {
         let clients = std::iter::repeat_with(&mut client).take(4).collect::<Vec<_>>();
         let clients = clients[..between(rng, 1, 4) as usize].to_vec();
         let flips = rng.chance(150);
-        let long_leases = !flips && Rng::stream(seed, "leases").chance(300);
+        let long_leases = Rng::stream(seed, "leases").chance(300);
         let mut this = Self {
             seed,
             ops: ops.unwrap_or_else(|| between(rng, OPS.0, OPS.1)),

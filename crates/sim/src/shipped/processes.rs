@@ -181,6 +181,8 @@ pub(super) fn own(
             Ok(node) => return node,
             Err(error) => {
                 fibers::note(8, at as u64, || format!("node {at} is not registered: {error}"));
+                // Its master may have heard it, and clients may have put values there.
+                judge::node_ended();
             }
         }
         rt::sleep(AGAIN);

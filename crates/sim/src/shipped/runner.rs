@@ -9,7 +9,7 @@ use mooncrate_check::oracle::Counts;
 use mooncrate_core::canary::Canary;
 
 /// Seeds of one worker process.
-const SEEDS_EACH: u64 = 8;
+const SEEDS_EACH: u64 = 4;
 
 /// What a run counts.
 #[derive(Clone, Debug, PartialEq)]
