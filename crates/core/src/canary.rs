@@ -79,13 +79,13 @@ pub enum Canary {
     ExtendsUnproved = 36,
     /// 37: an upsert waits for the value before it alone, not for what that one had replaced.
     EarlierUpsertForgotten = 37,
-    /// 38: a move goes on when the segment it began in is gone.
+    /// 38: a move continues after its source segment was dropped.
     MoveOutlivesSegment = 38,
     /// 39: a remove by pattern does not wait for what others remove.
     PatternWaitsForNobody = 39,
-    /// 40: a node that comes back late says so at its first mount only.
+    /// 40: a node reports an ended serving lease at its first mount only.
     LateOnlyOnce = 40,
-    /// 41: what late memory drops is free at once, whatever leases an earlier leader granted.
+    /// 41: values that late memory drops are freed without waiting for leases of an earlier leader.
     LateDroppedAtOnce = 41,
     /// 42: a segment that is added is offered alone, and stands for the whole node.
     AddedStandsForAll = 42,

@@ -283,8 +283,8 @@ fn memory_whose_lease_ends_before_it_tells_is_not_believed() {
     assert_eq!(told, Err(MountError::StaleIncarnation));
 }
 
-/// A value that its owner found bad is told without its object. Readers hold leases of the earlier leader, so its range
-/// is freed when those have ended (G5). Was: at once.
+/// An owner announces a bad value without its object. Readers hold leases of the earlier leader, so the owner frees the
+/// range when those have ended (G5). Before: at once.
 #[test]
 fn what_was_found_bad_waits_for_leases_of_the_earlier_leader() {
     let mut bad = held(0, b"key");
@@ -430,8 +430,8 @@ fn a_list_that_is_older_than_its_nodes_is_not_believed() {
     assert_eq!(back, Err(MountError::StaleIncarnation));
 }
 
-/// A node that this leader itself has heard, and given up since, has obeyed this epoch, and no other leader of its
-/// number. Was: the leader took the next epoch, which the leader after it took, too (G7).
+/// A node mounts, the leader drops it, and it mounts again: it has obeyed this leader, not another one of the same
+/// epoch. Before: the leader took the next epoch, and the leader after it took the same one (G7).
 #[test]
 fn a_leader_does_not_take_itself_for_another_one() {
     let mut catalog = takeover(&[1, 2], &[(1, 5), (2, 5)]);
@@ -445,7 +445,7 @@ fn a_leader_does_not_take_itself_for_another_one() {
     assert!(!catalog.rises_above(node, epoch));
     catalog.meet(ms(24_000), node, epoch);
     assert_eq!(catalog.epoch(), epoch);
-    // One that it has never heard has obeyed another leader.
+    // A node that never mounted here has obeyed another leader.
     assert!(catalog.rises_above(NodeId(3), epoch));
     catalog.meet(ms(24_001), NodeId(3), epoch);
     assert!(catalog.epoch() > epoch);

@@ -62,7 +62,7 @@ pub(crate) struct Standing {
     pub(crate) acknowledged: Now,
     /// When the last heartbeat was *sent* whose answer granted a serving lease.
     pub(crate) leave: Now,
-    /// How long a serving lease lasts; nothing until a master has said so: it may count the node as gone any time.
+    /// How long a serving lease lasts. Zero until the first lease is granted: the master's length is not known.
     pub(crate) lease: Duration,
     /// How long the master keeps a silent node.
     pub(crate) registration: Duration,
@@ -126,8 +126,8 @@ impl Standing {
     /// Whether a leader may have given keys of a segment up (R10): its serving lease has ended. The node counts
     /// from when it *sent* what was answered, so it knows before its master does. It serves nobody by then, and
     /// keeps what it holds: the next master may know that it is still current. Each segment by itself: a leader
-    /// that heard one of them may not have heard of another. A disk that was not served under its number yet has
-    /// no clients that remember places on it, however long it took to open.
+    /// that heard one of them may not have heard of another. A disk that was never served under its current
+    /// incarnation has not lapsed, however long it took to open: no client has a locator of it.
     pub(crate) fn has_lapsed(&self, spec: &SegmentSpec, now: Now) -> bool {
         if canary::on(Canary::LateOnlyOnce) {
             return now.since(self.acknowledged) >= self.lease;
@@ -194,15 +194,15 @@ impl Node {
         }
         if later.is_empty() {
             let mut standing = self.standing().lock();
-            // One that was added meanwhile may not have been heard: the next heartbeat mounts all again.
+            // A segment that was added during the mount may not be announced: the next heartbeat mounts again.
             let told = |segment: &Arc<Segment>| standing.has_told(segment.spec(), mounted.epoch);
             standing.mounted = self.segments().all().iter().all(told).then_some(mounted.epoch);
         }
         Ok(())
     }
 
-    /// Offers segments; when it was sent, and the answer. What the node says of its leases must still be so when the
-    /// answer is here: the call may have taken long, and another leader come and gone meanwhile.
+    /// Offers segments; returns when the request was sent, and the reply. If a serving lease ends during the call, the
+    /// offer is repeated: another leader may have led in between, and have given keys of this node up.
     fn offer_all(&self, segments: &[Arc<Segment>]) -> Result<(Now, Mounted), NodeError> {
         loop {
             let sent = boottime();
@@ -233,7 +233,7 @@ impl Node {
         }
     }
 
-    /// Of which segments a leader may have given keys up by now.
+    /// For each segment, whether its serving lease has ended.
     fn lapsed(&self, segments: &[Arc<Segment>], now: Now) -> Vec<bool> {
         let standing = self.standing().lock();
         segments.iter().map(|segment| standing.has_lapsed(segment.spec(), now)).collect()

@@ -194,7 +194,10 @@ mod tests {
         );
         let shipped = Canary::ALL.into_iter().filter(|canary| caught(*canary) == Caught::Shipped);
         let pinned = |canary: &Canary| CAUGHT_SHIPPED.iter().any(|(known, _)| known == canary);
-        assert!(shipped.clone().all(|canary| pinned(&canary)), "nobody else hunts these");
+        assert!(
+            shipped.clone().all(|canary| pinned(&canary)),
+            "only the world of shipped code can catch these"
+        );
         assert_eq!(shipped.map(Canary::number).collect::<Vec<_>>(), [39, 40, 41, 42]);
         let on_disks = |canary: &Canary| caught(*canary) == Caught::OnDisks;
         let numbers: Vec<u32> =

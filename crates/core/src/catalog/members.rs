@@ -156,7 +156,7 @@ impl Catalog {
         if let Some(index) = self.segments.find(offer.segment) {
             let book = self.segments.book_mut(index);
             if book.offer.incarnation == offer.incarnation {
-                // It may have ended since the offer that was heard first.
+                // The serving lease may have ended since the first offer of this mount.
                 book.offer.evidence.lapsed |= offer.evidence.lapsed;
                 if !book.is_announcing() {
                     return Mounted::Known;
@@ -339,8 +339,8 @@ impl Catalog {
                 self.announced_object(now, part, life.extent, object);
                 Ok(())
             }
-            // Being written, retiring or in quarantine: blocked until its owner has freed it. A value that was
-            // found bad in memory may be read by leases of an earlier leader.
+            // Being written, retiring or in quarantine: the owner frees the range. Readers with leases of an
+            // earlier leader may still read a bad value in memory.
             _ => {
                 let free_after_ms = lease::left_ms(now, self.granted_before());
                 let on_disk = self.segments.is_disk(index);

@@ -422,9 +422,9 @@ impl Catalog {
         }
     }
 
-    /// A node that this leader has never heard says that it has obeyed this very epoch, while the index is being
-    /// rebuilt: the state that this leader began with is older than another leader of the same number. Its
-    /// list is not believed, and this leader takes a later epoch.
+    /// A node mounts and reports the highest epoch it has obeyed. If that is this leader's own epoch, the index is being
+    /// rebuilt, and the node has not mounted here before, another leader used the same epoch: the durable list that
+    /// this leader started from is outdated. The leader discards the list and takes a later epoch.
     pub fn meet(&mut self, now: Now, node: NodeId, seen: LeaderEpoch) {
         if seen == self.epoch && self.rises_above(node, seen) {
             self.ledger.forget_list();
@@ -439,9 +439,9 @@ impl Catalog {
 
     /// Whether a node that has obeyed the leader `seen` makes this leader take a later epoch.
     pub fn rises_above(&self, node: NodeId, seen: LeaderEpoch) -> bool {
-        let strange =
+        let unknown =
             |rebuild: &rebuild::Rebuild| !rebuild.met.contains(&node) && !self.knows(node);
-        seen > self.epoch || seen == self.epoch && self.rebuild.as_ref().is_some_and(strange)
+        seen > self.epoch || seen == self.epoch && self.rebuild.as_ref().is_some_and(unknown)
     }
 
     /// Orders for owners since the last call.

@@ -326,9 +326,9 @@ impl Catalog {
     /// Whether a node may let others read the memory that it has told all of: not while a value that it was
     /// told to drop is readable there, by locators of an earlier leader. Which segments it has told the node
     /// knows best: it serves a segment from the first heartbeat on that it sends after the last page was
-    /// acknowledged. So no segment waits for another. Memory waits for a disk only where clients may
-    /// remember places on it: one that was served under its number before its lease ended, or one on the list of
-    /// believed disks, of which few records go.
+    /// acknowledged. So no segment waits for another. Memory waits for a disk only if clients may still
+    /// have locators of it: the node served the disk under its current incarnation before the serving lease ended, or
+    /// the durable list names the disk.
     pub fn may_serve(&self, node: NodeId) -> bool {
         let Some(member) = self.nodes.get(&node) else { return false };
         if canary::on(Canary::LateMemoryServes) {

@@ -157,7 +157,7 @@ impl Disk {
             }
             return (notices, Ok(()));
         }
-        let mut left = Vec::new();
+        let mut refused = Vec::new();
         for end in ends {
             let End::Order(epoch, order) = end else { continue };
             let here = places.at(order.incarnation, order.slot, order.generation);
@@ -173,13 +173,13 @@ impl Disk {
                         places.remove(&id);
                     }
                 }
-                None => left.extend(here),
+                None => refused.extend(here),
             }
         }
         drop(places);
-        // Another leader came while these were removed, and may have heard that they are here.
-        left.retain(|id| going.contains(id));
-        notices.extend(self.retire_bad(&left));
+        // A new leader took over during the removal. This node may have announced these records to it.
+        refused.retain(|id| going.contains(id));
+        notices.extend(self.retire_bad(&refused));
         (notices, Ok(()))
     }
 

@@ -333,10 +333,10 @@ fn a_segment_that_is_added_does_not_stand_for_a_forgotten_node() {
     node.mount_segment(1, 1 << 20).unwrap();
 }
 
-/// A master whose leases are shorter than the usual ones may have counted the node as gone before its first leave. Was:
-/// the next leader believed memory whose keys had been given up (C4).
+/// A master with shorter leases than the default may have given keys of a node up before the node's first lease. Before:
+/// the next leader trusted the memory of such a node (C4).
 #[test]
-fn memory_that_never_had_leave_proves_nothing() {
+fn memory_without_a_first_lease_proves_nothing() {
     let directory = tempfile::tempdir().unwrap();
     let (node, leader) = unmounted(directory.path(), NEVER);
     leader.withhold_leave(true);
@@ -349,10 +349,10 @@ fn memory_that_never_had_leave_proves_nothing() {
     );
 }
 
-/// The lease ends while a mount is on its way: another leader may have given keys up and died since. Was: the next one
-/// believed that it had not ended (C1).
+/// The serving lease ends during a mount: another leader may have given keys up and died in between. Before: the next
+/// leader was offered a lease that had not ended (C1).
 #[test]
-fn a_lease_that_ends_while_a_mount_is_on_its_way_is_told() {
+fn a_lease_that_ends_during_a_mount_is_reported() {
     let directory = tempfile::tempdir().unwrap();
     let (node, leader) = node(directory.path(), NEVER);
     let late = Arc::clone(&node);
@@ -381,7 +381,7 @@ fn a_segment_that_is_added_while_a_node_mounts_takes_part() {
     });
     node.mount(Serve::Each).unwrap();
     let added = node.segments().get(SegmentId::of(node.id(), 1)).unwrap();
-    // The first one hears that not all is mounted, the second one gives leave.
+    // The first heartbeat mounts again, the reply to the second one grants the lease.
     node.heartbeat();
     node.heartbeat();
     assert!(added.serving(boottime()).is_ok());

@@ -50,7 +50,7 @@ pub(super) fn begin(plan: &Plan) {
         let hash = Name::new(TenantId::DEFAULT, &bytes).hash();
         Key { bytes, hash }
     };
-    // A thread of a master may stand still before it gives the put up, and one of an owner before it obeys.
+    // The master's thread may be suspended before it aborts the put, the owner's before it frees the range.
     let late = Duration::from_nanos(plan.late.nanos_max) * 3;
     let settles = plan.catalog.put_timeout * 3 + plan.call_time + late;
     let config = OracleConfig {

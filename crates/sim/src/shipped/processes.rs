@@ -181,7 +181,7 @@ pub(super) fn own(
             Ok(node) => return node,
             Err(error) => {
                 fibers::note(8, at as u64, || format!("node {at} is not registered: {error}"));
-                // Its master may have heard it, and clients may have put values there.
+                // The mount may have reached the master, and clients may have put values there.
                 judge::node_ended();
             }
         }

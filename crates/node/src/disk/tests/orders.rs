@@ -47,8 +47,8 @@ fn an_order_that_overtakes_a_value_does_not_tell_it_freed() {
     }
 }
 
-/// Another leader comes while a removal is under way, and hears of the record. Was: its slot stayed readable with
-/// nothing behind it, for ever.
+/// A new leader takes over during a removal, and the node announces the record to it. Before: the slot stayed READY
+/// for ever, with no record on the disk.
 #[test]
 fn a_record_that_was_removed_for_an_earlier_leader_is_not_served() {
     let rig = Arc::new(Rig::new(Kind::Bucket));
