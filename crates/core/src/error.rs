@@ -1,5 +1,6 @@
 //! Errors, one enum per family of operations, and what the caller does next.
 
+use crate::ids::Incarnation;
 use crate::key::KeyError;
 use crate::limits::{REPLICAS_MAX, VALUE_BYTES_MAX};
 use crate::plan::Medium;
@@ -306,9 +307,15 @@ impl CopyError {
 /// Why a segment was not mounted or a node not heard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MountError {
-    /// The same segment is mounted under a later incarnation.
-    #[error("the segment is mounted under a later incarnation; restart the node under a new one")]
-    StaleIncarnation,
+    /// The same segment was mounted under a later incarnation, or this one was given up.
+    #[error(
+        "the segment was mounted under incarnation {} already; if another node has this name, rename one",
+        .last.0
+    )]
+    StaleIncarnation {
+        /// The last one that was mounted: the next must be later.
+        last: Incarnation,
+    },
     /// Another node owns a segment of this id.
     #[error("another node owns this segment; give each node a name of its own")]
     ForeignSegment,

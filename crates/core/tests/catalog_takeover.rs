@@ -388,11 +388,12 @@ fn a_mount_that_can_still_be_read_is_passed_on_after_its_node_has_left() {
 #[test]
 fn an_earlier_start_is_not_current() {
     let mut catalog = fresh();
-    assert!(catalog.is_current(NodeId(A), Incarnation(1)));
+    assert_eq!(catalog.check_current(NodeId(A), Incarnation(1)), Ok(()));
     catalog.mount(ms(5), NodeId(A), &[offer(A, 2)]).unwrap();
-    assert!(!catalog.is_current(NodeId(A), Incarnation(1)));
-    assert!(catalog.is_current(NodeId(A), Incarnation(2)));
-    assert!(catalog.is_current(NodeId(B), Incarnation(1)), "nobody has mounted it: it is unknown");
+    let refused = MountError::StaleIncarnation { last: Incarnation(2) };
+    assert_eq!(catalog.check_current(NodeId(A), Incarnation(1)), Err(refused));
+    assert_eq!(catalog.check_current(NodeId(A), Incarnation(2)), Ok(()));
+    assert_eq!(catalog.check_current(NodeId(B), Incarnation(1)), Ok(()), "an unknown node");
 }
 
 /// A node with objects reached the new leader after that had stopped waiting for it. Its keys may
@@ -407,10 +408,10 @@ fn who_comes_too_late_must_come_back_empty() {
     put(&mut catalog, ms(over + 60), 1);
     catalog.mount(ms(over + 70), NodeId(B), &[offer(B, 1)]).unwrap();
     let late = catalog.announce(ms(over + 71), SegmentId(B), Incarnation(1), &[held(5)], true);
-    assert_eq!(late, Err(MountError::StaleIncarnation));
+    assert_eq!(late, Err(MountError::StaleIncarnation { last: Incarnation(1) }));
     assert_eq!(catalog.heartbeat(ms(over + 72), NodeId(B)), Err(MountError::UnknownNode));
     let again = catalog.mount(ms(over + 73), NodeId(B), &[offer(B, 1)]);
-    assert_eq!(again, Err(MountError::StaleIncarnation));
+    assert_eq!(again, Err(MountError::StaleIncarnation { last: Incarnation(1) }));
     catalog.mount(ms(over + 74), NodeId(B), &[offer(B, 2)]).unwrap();
     catalog.announce(ms(over + 75), SegmentId(B), Incarnation(2), &[], true).unwrap();
     assert_eq!(catalog.counters().announced_dropped, 0);

@@ -172,7 +172,8 @@ fn a_node_leaves_the_list_before_its_keys_are_given_up() {
 /// Its lease ended under a leader that is gone, and the next one has no list: keys may have been given up.
 #[test]
 fn a_node_whose_lease_has_ended_brings_nothing_to_a_leader_without_a_list() {
-    for (lapsed, believed) in [(false, Ok(())), (true, Err(MountError::StaleIncarnation))] {
+    let stale = MountError::StaleIncarnation { last: Incarnation(5) };
+    for (lapsed, believed) in [(false, Ok(())), (true, Err(stale))] {
         let mut catalog = Catalog::new(Config::default(), LeaderEpoch(2), Start::Unknown, ms(0));
         let offer = offer(1, lapsed);
         catalog.mount(ms(1), offer.node, std::slice::from_ref(&offer)).unwrap();

@@ -56,6 +56,10 @@ fn mount(
     catalog.announce(now, offer.segment, offer.incarnation, page, true)
 }
 
+fn stale(last: u64) -> MountError {
+    MountError::StaleIncarnation { last: Incarnation(last) }
+}
+
 fn write_list(catalog: &mut Catalog) {
     let list = catalog.trusted();
     catalog.trust_writing(&list);
@@ -116,7 +120,7 @@ fn a_master_that_knows_nothing_takes_no_key_for_absent() {
     put(&mut catalog, ms(2_577), b"key").unwrap();
     // The owner wakes up. What it holds was replaced meanwhile, so it starts over.
     let back = mount(&mut catalog, ms(2_600), &offer(1, 1, true), &[held(0, b"key")]);
-    assert_eq!(back, Err(MountError::StaleIncarnation));
+    assert_eq!(back, Err(stale(1)));
 }
 
 /// A node that has come in time and has much to tell is waited for beyond the end of the leases.
@@ -223,7 +227,7 @@ fn a_master_that_knows_nothing_hears_everybody() {
     assert!(catalog.may_serve(NodeId(1)));
     // An earlier master may have given this one up, and nobody remembers.
     let lapsed = mount(&mut catalog, ms(2_000), &offer(3, 1, true), &[held(0, b"other")]);
-    assert_eq!(lapsed, Err(MountError::StaleIncarnation));
+    assert_eq!(lapsed, Err(stale(1)));
 }
 
 /// A cluster that was said to be new is not slowed down, and believes nobody.
@@ -233,7 +237,7 @@ fn a_new_cluster_starts_at_once() {
     mount(&mut catalog, ms(1), &offer(2, 1, false), &[]).unwrap();
     put(&mut catalog, ms(2), b"key").unwrap();
     let old = mount(&mut catalog, ms(3), &offer(1, 1, false), &[held(0, b"key")]);
-    assert_eq!(old, Err(MountError::StaleIncarnation));
+    assert_eq!(old, Err(stale(1)));
 }
 
 /// It meets a node that an earlier leader knew: others of that leader may be stopped and still serve, so unknown keys
@@ -245,7 +249,7 @@ fn a_new_cluster_that_is_not_new_waits_for_leases() {
     put(&mut catalog, ms(2), b"early").unwrap();
     catalog.meet(ms(100), NodeId(1), LeaderEpoch(1));
     let old = mount(&mut catalog, ms(100), &offer(1, 1, false), &[held(0, b"key")]);
-    assert_eq!(old, Err(MountError::StaleIncarnation));
+    assert_eq!(old, Err(stale(1)));
     assert_eq!(put(&mut catalog, ms(101), b"key"), Err(PutError::Rebuilding { after_ms: 2_474 }));
     assert!(catalog.waits_for_anybody(), "nothing is written down yet");
     catalog.heartbeat(ms(2_576), NodeId(2)).unwrap();
@@ -268,7 +272,7 @@ fn memory_on_the_list_comes_back_after_any_time() {
     // Another start of the node is not the one that the list names.
     let mut catalog = takeover(&[1], &[(1, 5)]);
     let other = mount(&mut catalog, ms(100), &offer(1, 6, true), &[held(0, b"key")]);
-    assert_eq!(other, Err(MountError::StaleIncarnation));
+    assert_eq!(other, Err(stale(6)));
 }
 
 /// The serving lease ends after the first offer and before the first page: nothing proves any more that no leader
@@ -280,7 +284,7 @@ fn memory_whose_lease_ends_before_it_tells_is_not_believed() {
         catalog.mount(ms(1), NodeId(1), &[offer(1, 5, lapsed)]).unwrap();
     }
     let told = catalog.announce(ms(2), SegmentId(1), Incarnation(5), &[held(0, b"key")], true);
-    assert_eq!(told, Err(MountError::StaleIncarnation));
+    assert_eq!(told, Err(stale(5)));
 }
 
 /// An owner announces a bad value without its object. Readers hold leases of the earlier leader, so the owner frees the
@@ -421,13 +425,13 @@ fn a_list_that_is_older_than_its_nodes_is_not_believed() {
     let mut catalog = takeover(&[1, 2], &[(1, 5), (2, 5)]);
     catalog.follow(ms(1), LeaderEpoch(77));
     let back = mount(&mut catalog, ms(2), &offer(1, 5, true), &[held(0, b"key")]);
-    assert_eq!(back, Err(MountError::StaleIncarnation));
+    assert_eq!(back, Err(stale(5)));
     // The other leader may have had the same number: both followed the same one.
     let mut catalog = takeover(&[1, 2], &[(1, 5), (2, 5)]);
     catalog.meet(ms(1), NodeId(2), LeaderEpoch(2));
     assert_eq!(catalog.epoch(), LeaderEpoch(3));
     let back = mount(&mut catalog, ms(2), &offer(1, 5, true), &[held(0, b"key")]);
-    assert_eq!(back, Err(MountError::StaleIncarnation));
+    assert_eq!(back, Err(stale(5)));
 }
 
 /// A node mounts, the leader drops it, and it mounts again: it has obeyed this leader, not another one of the same

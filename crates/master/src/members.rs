@@ -115,9 +115,7 @@ impl Master {
 
     pub(crate) fn hear(&self, beat: &Heartbeat) -> Result<Pulse, MountError> {
         let mut mind = self.mind();
-        if !mind.catalog.is_current(beat.node, beat.incarnation) {
-            return Err(MountError::StaleIncarnation);
-        }
+        mind.catalog.check_current(beat.node, beat.incarnation)?;
         mind.catalog.heartbeat(boottime(), beat.node)?;
         Ok(Pulse {
             epoch: mind.catalog.epoch(),

@@ -36,10 +36,9 @@ const CALL_TIME: Duration = Duration::from_secs(2);
 const BEAT_TIME: Duration = Duration::from_secs(1);
 /// Pause after a heartbeat that was not acknowledged.
 const RETRY: Duration = Duration::from_millis(100);
-/// First and last step towards a later incarnation, in the microseconds that incarnations count: a minute,
-/// doubled until it is decades.
-const LATER_FIRST: u64 = 60_000_000;
-const LATER_LAST: u64 = LATER_FIRST << 24;
+/// How often a start that looks older than an earlier one takes a later number: each of its segments may have been
+/// mounted under another one.
+const LATER: u32 = 32;
 /// Slots in one page of an announcement: a worker of the master decodes one at a time.
 const PAGE_SLOTS: usize = 512;
 
@@ -143,18 +142,15 @@ impl Standing {
 impl Node {
     /// Mounts for the first time in this process, and tells of its memory. Wall time numbers the starts of a node, and clocks are
     /// set back: then this start looks older than the last one, although it is the one that lives. It
-    /// holds nothing yet, so it takes a later number instead of giving up.
+    /// holds nothing yet, so it takes the number after the last one instead of giving up.
     pub(crate) fn mount_first(&self) -> Result<(), NodeError> {
-        let mut later = LATER_FIRST;
-        loop {
+        for _ in 0..LATER {
             match self.mount(Serve::Memory) {
-                Err(NodeError::Mount(MountError::StaleIncarnation)) if later <= LATER_LAST => {
-                    self.begin(later);
-                    later *= 2;
-                }
+                Err(NodeError::Mount(MountError::StaleIncarnation { last })) => self.begin(last),
                 mounted => return mounted,
             }
         }
+        self.mount(Serve::Memory)
     }
 
     /// Offers the segments and announces what they hold.
@@ -424,7 +420,7 @@ impl Node {
         match self.mount(Serve::Each) {
             Ok(()) => tracing::info!("mounted again"),
             // The master has given this mount up: its keys may have other values already.
-            Err(NodeError::Mount(MountError::StaleIncarnation)) => self.start_over(),
+            Err(NodeError::Mount(MountError::StaleIncarnation { .. })) => self.start_over(),
             Err(error) => tracing::warn!(%error, "could not mount again"),
         }
     }
@@ -433,13 +429,13 @@ impl Node {
     fn start_over(&self) {
         tracing::warn!("the master has given this node up: starting over, empty");
         self.tally().given_up.one();
-        self.begin(1);
+        self.begin(Incarnation(0));
     }
 
-    /// Begins an incarnation that is so much later, empty and not mounted.
-    fn begin(&self, later: u64) {
+    /// Begins the incarnation after this one and `last`, empty and not mounted.
+    fn begin(&self, last: Incarnation) {
         let mut standing = self.standing().lock();
-        standing.incarnation = Incarnation(standing.incarnation.0.saturating_add(later));
+        standing.incarnation = Incarnation(standing.incarnation.max(last).0.saturating_add(1));
         let incarnation = standing.incarnation;
         let anew = |old: &Arc<Segment>| {
             let spec = old.spec();

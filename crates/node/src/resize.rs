@@ -71,7 +71,7 @@ impl Node {
         };
         let mounted = match self.master().mount(&mount, sent.deadline_in(CALL_TIME))? {
             // Its own number is new: it is the others that were given up. The next heartbeat finds out.
-            Err(MountError::StaleIncarnation) => return Err(MountError::UnknownNode.into()),
+            Err(MountError::StaleIncarnation { .. }) => return Err(MountError::UnknownNode.into()),
             mounted => mounted?,
         };
         segment.witness(mounted.epoch).map_err(NodeError::Segment)?;

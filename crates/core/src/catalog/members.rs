@@ -144,10 +144,10 @@ impl Catalog {
             }
         }
         let last = self.segments.last_incarnation(offer.segment);
-        if last.is_some_and(|(last, left)| {
-            offer.incarnation < last || left && offer.incarnation == last
-        }) {
-            return Err(MountError::StaleIncarnation);
+        if let Some((last, left)) = last
+            && (offer.incarnation < last || left && offer.incarnation == last)
+        {
+            return Err(MountError::StaleIncarnation { last });
         }
         Ok(())
     }
@@ -180,12 +180,16 @@ impl Catalog {
         Mounted::Announce
     }
 
-    /// Whether a process that has mounted `incarnation` at the latest is the one that owns the segments
-    /// of `node`. One whose name another process has taken over must not be told that it may serve.
-    pub fn is_current(&self, node: NodeId, incarnation: Incarnation) -> bool {
-        let Some(member) = self.nodes.get(&node) else { return true };
-        let mut mounts = member.segments.iter().filter_map(|id| self.segments.find(*id));
-        mounts.all(|index| self.segments.book(index).offer.incarnation <= incarnation)
+    /// Refuses a process that has mounted `incarnation` at the latest if another one has taken the segments of
+    /// `node` over since: it gets no leave to serve them.
+    pub fn check_current(&self, node: NodeId, incarnation: Incarnation) -> Result<(), MountError> {
+        let Some(member) = self.nodes.get(&node) else { return Ok(()) };
+        let mounts = member.segments.iter().filter_map(|id| self.segments.find(*id));
+        let last = mounts.map(|index| self.segments.book(index).offer.incarnation).max();
+        match last.filter(|last| *last > incarnation) {
+            Some(last) => Err(MountError::StaleIncarnation { last }),
+            None => Ok(()),
+        }
     }
 
     /// Whether pages that were meant for the leader of `epoch` are for this one. A mount may arrive here
@@ -239,7 +243,7 @@ impl Catalog {
             let fenced_at = now.plus(lease::guarded(self.config.serve_lease));
             self.leave(index, fenced_at);
             self.forget_segments(node, &[segment]);
-            return Err(MountError::StaleIncarnation);
+            return Err(MountError::StaleIncarnation { last: incarnation });
         }
         if let Some(member) = self.nodes.get_mut(&node) {
             member.last_heard = now;
@@ -277,8 +281,9 @@ impl Catalog {
         incarnation: Incarnation,
     ) -> Result<SegmentIndex, MountError> {
         let index = self.segments.find(segment).ok_or(MountError::UnknownNode)?;
-        if self.segments.book(index).offer.incarnation != incarnation {
-            return Err(MountError::StaleIncarnation);
+        let last = self.segments.book(index).offer.incarnation;
+        if last != incarnation {
+            return Err(MountError::StaleIncarnation { last });
         }
         Ok(index)
     }

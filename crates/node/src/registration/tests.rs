@@ -12,7 +12,7 @@ use mooncrate_core::catalog::Start;
 use mooncrate_core::error::MountError;
 use mooncrate_core::seal::extent_bytes;
 use mooncrate_core::{
-    Extent, Generation, Label, LeaderEpoch, Locator, Medium, Name, Now, ObjectId,
+    Extent, Generation, Incarnation, Label, LeaderEpoch, Locator, Medium, Name, Now, ObjectId,
 };
 use mooncrate_core::{PutToken, Seal, SegmentId, Slot, TenantId};
 use mooncrate_lock::Mutex;
@@ -245,9 +245,27 @@ fn a_refused_heartbeat_says_why() {
     let (node, leader) = node(directory.path(), Duration::ZERO);
     fill(&disk(&node));
     take_over(&node, &leader, 2);
-    leader.refuse_beats(Some(MountError::StaleIncarnation));
+    let stale = MountError::StaleIncarnation { last: Incarnation(9) };
+    leader.refuse_beats(Some(stale));
     let refused = node.mount(Serve::Each);
-    assert!(matches!(refused, Err(NodeError::Mount(MountError::StaleIncarnation))), "{refused:?}");
+    assert!(matches!(refused, Err(NodeError::Mount(error)) if error == stale), "{refused:?}");
+}
+
+/// Was: it went ahead by a minute, then two, until the master took it, and the overshoot was left to the next
+/// start. After some 25 starts it was refused for ever.
+#[test]
+fn a_start_of_a_late_clock_takes_the_number_after_the_last_one() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, leader) = node(directory.path(), NEVER);
+    node.begin(Incarnation(1 << 62));
+    node.mount(Serve::Each).unwrap();
+    for start in 2..=3 {
+        let directory = tempfile::tempdir().unwrap();
+        let config = config(directory.path(), NEVER);
+        let node = Node::new(config, Arc::clone(&leader) as _, Vec::new()).unwrap();
+        node.mount_first().unwrap();
+        assert_eq!(memory(&node).spec().incarnation, Incarnation((1 << 62) + start));
+    }
 }
 
 /// Was: the memory of a node that starts, and the threads that obey its master, waited for all records of its disks.

@@ -255,7 +255,7 @@ impl Node {
         }
         if let Err(error) = result {
             ctx.say(|| format!("n{} announced in vain: {error}", self.ix));
-            if error == MountError::StaleIncarnation {
+            if matches!(error, MountError::StaleIncarnation { .. }) {
                 self.bury(ctx);
                 self.start(ctx);
             } else {

@@ -7,6 +7,7 @@
 
 use super::{Field, Reader};
 use crate::error::{DataError, DecodeError, Refusal, RefusalCode};
+use mooncrate_core::Incarnation;
 use mooncrate_core::error::{CopyError, GetError, MountError, PutError, RemoveError};
 use mooncrate_core::key::KeyError;
 use mooncrate_core::plan::Medium;
@@ -175,7 +176,7 @@ fn remove_error(coded: Coded) -> Result<RemoveError, DecodeError> {
 
 fn mount_code(error: MountError) -> Coded {
     match error {
-        MountError::StaleIncarnation => (0x40, 0, 0),
+        MountError::StaleIncarnation { last } => (0x40, last.0, 0),
         MountError::ForeignSegment => (0x41, 0, 0),
         MountError::BadOffer { bytes, slots } => (0x42, bytes, slots.into()),
         MountError::TooManySegments { count } => (0x43, count.into(), 0),
@@ -186,7 +187,7 @@ fn mount_code(error: MountError) -> Coded {
 
 fn mount_error((code, first, second): Coded) -> Result<MountError, DecodeError> {
     Ok(match code {
-        0x40 => MountError::StaleIncarnation,
+        0x40 => MountError::StaleIncarnation { last: Incarnation(first) },
         0x41 => MountError::ForeignSegment,
         0x42 => MountError::BadOffer { bytes: first, slots: narrow(second)? },
         0x43 => MountError::TooManySegments { count: narrow(first)? },

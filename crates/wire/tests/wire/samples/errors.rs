@@ -1,6 +1,7 @@
 //! Errors: every variant of every kind turns up.
 
 use super::Samples;
+use mooncrate_core::Incarnation;
 use mooncrate_core::error::{GetError, MountError, PutError, RemoveError};
 use mooncrate_core::key::KeyError;
 use mooncrate_core::plan::Medium;
@@ -56,7 +57,7 @@ impl Samples {
 
     pub(super) fn mount_error(&mut self) -> MountError {
         match self.0.below(6) {
-            0 => MountError::StaleIncarnation,
+            0 => MountError::StaleIncarnation { last: Incarnation(self.u64()) },
             1 => MountError::ForeignSegment,
             2 => MountError::BadOffer { bytes: self.u64(), slots: self.u32() },
             3 => MountError::TooManySegments { count: self.u32() },
