@@ -313,8 +313,10 @@ pub enum MountError {
         .last.0
     )]
     StaleIncarnation {
-        /// The last one that was mounted: the next must be later.
+        /// The last one that the node has mounted, of any segment: the next must be later.
         last: Incarnation,
+        /// Whether that mount is over. Otherwise another process of this name may be alive.
+        over: bool,
     },
     /// Another node owns a segment of this id.
     #[error("another node owns this segment; give each node a name of its own")]

@@ -376,12 +376,23 @@ fn a_mount_that_can_still_be_read_is_passed_on_after_its_node_has_left() {
     let mut catalog = fresh();
     pass(&mut catalog, 0, 1_000, &[A]);
     mount_fenced(&mut catalog, ms(1_000), &offer(A, 2), None);
-    catalog.unmount(ms(1_100), NodeId(A), &[SegmentId(A)]);
+    catalog.unmount(NodeId(A), &[SegmentId(A)]);
     catalog.tick(ms(1_200));
     assert_eq!(catalog.nodes().count(), 0);
     assert_eq!(catalog.holders(), [NodeId(A)]);
     catalog.tick(ms(1_000 + fenced_ms()));
     assert_eq!(catalog.holders(), []);
+}
+
+/// A segment that was added has a later number than the first one. Was: only the first one was named, and the added
+/// segment of the last start counted as one of the next.
+#[test]
+fn a_refusal_names_the_last_number_of_all_segments() {
+    let mut catalog = fresh();
+    let added = SegmentOffer { segment: SegmentId(3), ..offer(A, 9) };
+    catalog.mount(ms(5), NodeId(A), &[offer(A, 8), added]).unwrap();
+    let refused = catalog.mount(ms(6), NodeId(A), &[offer(A, 7)]);
+    assert_eq!(refused, Err(MountError::StaleIncarnation { last: Incarnation(9), over: false }));
 }
 
 /// Two processes of one name: the one that mounted last is the node, the other is not heard.
@@ -390,7 +401,7 @@ fn an_earlier_start_is_not_current() {
     let mut catalog = fresh();
     assert_eq!(catalog.check_current(NodeId(A), Incarnation(1)), Ok(()));
     catalog.mount(ms(5), NodeId(A), &[offer(A, 2)]).unwrap();
-    let refused = MountError::StaleIncarnation { last: Incarnation(2) };
+    let refused = MountError::StaleIncarnation { last: Incarnation(2), over: false };
     assert_eq!(catalog.check_current(NodeId(A), Incarnation(1)), Err(refused));
     assert_eq!(catalog.check_current(NodeId(A), Incarnation(2)), Ok(()));
     assert_eq!(catalog.check_current(NodeId(B), Incarnation(1)), Ok(()), "an unknown node");
@@ -408,10 +419,10 @@ fn who_comes_too_late_must_come_back_empty() {
     put(&mut catalog, ms(over + 60), 1);
     catalog.mount(ms(over + 70), NodeId(B), &[offer(B, 1)]).unwrap();
     let late = catalog.announce(ms(over + 71), SegmentId(B), Incarnation(1), &[held(5)], true);
-    assert_eq!(late, Err(MountError::StaleIncarnation { last: Incarnation(1) }));
+    assert_eq!(late, Err(MountError::StaleIncarnation { last: Incarnation(1), over: true }));
     assert_eq!(catalog.heartbeat(ms(over + 72), NodeId(B)), Err(MountError::UnknownNode));
     let again = catalog.mount(ms(over + 73), NodeId(B), &[offer(B, 1)]);
-    assert_eq!(again, Err(MountError::StaleIncarnation { last: Incarnation(1) }));
+    assert_eq!(again, Err(MountError::StaleIncarnation { last: Incarnation(1), over: true }));
     catalog.mount(ms(over + 74), NodeId(B), &[offer(B, 2)]).unwrap();
     catalog.announce(ms(over + 75), SegmentId(B), Incarnation(2), &[], true).unwrap();
     assert_eq!(catalog.counters().announced_dropped, 0);

@@ -294,7 +294,7 @@ impl Rig {
                 self.may_vanish.insert(k);
             }
         }
-        self.catalog.unmount(self.now, NodeId(node), &[segment(node)]);
+        self.catalog.unmount(NodeId(node), &[segment(node)]);
         self.mount(node);
     }
 

@@ -250,12 +250,11 @@ impl World {
     }
 
     fn leave(&mut self, node: usize) {
-        let now = self.leader_clock();
         let node = &mut self.nodes[node];
         let (segment, mount) = (SegmentId(node.id), Incarnation(node.incarnation));
         node.start_over(self.now_ms);
         if self.led && self.catalog.mounts(segment, mount) {
-            self.catalog.unmount(now, NodeId(node.id), &[segment]);
+            self.catalog.unmount(NodeId(node.id), &[segment]);
         }
     }
 

@@ -172,7 +172,7 @@ fn a_node_leaves_the_list_before_its_keys_are_given_up() {
 /// Its lease ended under a leader that is gone, and the next one has no list: keys may have been given up.
 #[test]
 fn a_node_whose_lease_has_ended_brings_nothing_to_a_leader_without_a_list() {
-    let stale = MountError::StaleIncarnation { last: Incarnation(5) };
+    let stale = MountError::StaleIncarnation { last: Incarnation(5), over: true };
     for (lapsed, believed) in [(false, Ok(())), (true, Err(stale))] {
         let mut catalog = Catalog::new(Config::default(), LeaderEpoch(2), Start::Unknown, ms(0));
         let offer = offer(1, lapsed);

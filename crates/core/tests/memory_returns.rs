@@ -57,7 +57,7 @@ fn mount(
 }
 
 fn stale(last: u64) -> MountError {
-    MountError::StaleIncarnation { last: Incarnation(last) }
+    MountError::StaleIncarnation { last: Incarnation(last), over: true }
 }
 
 fn write_list(catalog: &mut Catalog) {
@@ -162,7 +162,7 @@ fn a_node_that_stops_telling_is_not_waited_for() {
         until(&mut catalog, 100, 4_000, true);
         assert!(catalog.rebuilding(), "it is telling");
         if leaves {
-            catalog.unmount(ms(4_001), NodeId(1), &[long.segment]);
+            catalog.unmount(NodeId(1), &[long.segment]);
             until(&mut catalog, 4_100, 4_100, false);
         } else {
             until(&mut catalog, 4_100, 6_500, false);

@@ -349,7 +349,7 @@ impl Rig {
         }
         let own = self.offers.values().filter(|offer| offer.node == NodeId(node as u64));
         let own: Vec<SegmentId> = own.map(|offer| offer.segment).collect();
-        self.catalog.unmount(self.now, NodeId(node as u64), &own);
+        self.catalog.unmount(NodeId(node as u64), &own);
         self.start(node);
         if self.roomy {
             // Until they are swept out, old mounts keep their node from getting another copy.

@@ -187,7 +187,7 @@ mod tests {
             (RemoveError::Deferred { after_ms: 1 }.into(), -15),
             (RemoveError::InProgress.into(), -5),
             (MountError::UnknownNode.into(), -18),
-            (MountError::StaleIncarnation { last: Incarnation(1) }.into(), -20),
+            (MountError::StaleIncarnation { last: Incarnation(1), over: true }.into(), -20),
             (Judged::argument("x"), -2),
         ] {
             assert_eq!(i32::from(judged.code), code, "{judged:?}");

@@ -84,10 +84,10 @@ impl Master {
         let mut mind = self.mind();
         let current = mounts.iter().filter(|(id, mount)| mind.catalog.mounts(*id, *mount));
         let segments: Vec<SegmentId> = current.map(|(id, _)| *id).collect();
-        mind.catalog.unmount(boottime(), node, &segments);
+        mind.catalog.unmount(node, &segments);
         for (segment, incarnation) in mounts {
             // The next start of the node may have come before the word that this one is dead.
-            mind.catalog.unreadable(boottime(), *segment, *incarnation);
+            mind.catalog.unreadable(*segment, *incarnation);
         }
         let gone = !mind.catalog.knows(node);
         if gone {

@@ -214,7 +214,8 @@ impl Node {
         };
         let directory = Arc::new(Nodes::new(Arc::clone(&master)));
         let copier = Copier::new(Engine::new(engine, Arc::clone(&segments), directory), hang_up);
-        let fence = unreadable(&config, tier.as_deref())?;
+        // Memory that was never shared is readable in no mapping of an earlier start.
+        let fence = (!config.shared).then(boottime);
         Ok(Arc::new(Self {
             info: info_of(&config),
             standing: Mutex::new(Standing {
@@ -330,18 +331,9 @@ impl Node {
         }
     }
 
-    /// Says farewell to the master, lets transfers end for a moment, and ends all threads.
+    /// Says farewell to the master, lets transfers end for a moment, and ends all threads. A master that stops with its
+    /// node stops first: it writes down that the node has left, and still believes its disks.
     pub fn stop(&self) {
-        self.end(true);
-    }
-
-    /// The same when its master stops with it. A node with disks says no farewell then: the next master
-    /// shall know them.
-    pub fn stop_with_master(&self) {
-        self.end(self.tier.is_none());
-    }
-
-    fn end(&self, farewell: bool) {
         // Release: pairs with the Acquire in `stopping`.
         if self.stopping.swap(true, Ordering::AcqRel) {
             return;
@@ -376,15 +368,11 @@ impl Node {
             segments: segments.iter().map(|s| (s.spec().segment, s.spec().incarnation)).collect(),
         };
         let deadline = boottime().deadline_in(UNMOUNT_TIME);
-        if farewell {
-            match (self.master.unmount(&unmount, deadline), &self.guard) {
-                // Otherwise it says what nobody has heard from us, when this process is gone.
-                (Ok(_), Some(guard)) => guard.dismiss(),
-                (Ok(_), None) => {}
-                (Err(error), _) => {
-                    tracing::debug!(%error, "the master did not hear the farewell");
-                }
-            }
+        match (self.master.unmount(&unmount, deadline), &self.guard) {
+            // Otherwise it says what nobody has heard from us, when this process is gone.
+            (Ok(_), Some(guard)) => guard.dismiss(),
+            (Ok(_), None) => {}
+            (Err(error), _) => tracing::debug!(%error, "the master did not hear the farewell"),
         }
         // Whoever still looks for segments must hold neither the directories nor the memory.
         self.segments.set_stager(None);
@@ -406,18 +394,13 @@ impl Node {
 
     /// Leaves the disks so that the next start is fast; whether that ended in time.
     fn settle_disks(&self) -> bool {
-        let (disks, node) = (self.disks().to_vec(), self.id());
+        let disks = self.disks().to_vec();
         let settle = move || {
             for disk in &disks {
                 if let Err(error) = disk.backend.settle() {
                     let path = disk.config.path.display();
                     tracing::warn!(%error, %path, "the next start is slower");
                 }
-            }
-            if let Some(first) = disks.first()
-                && let Err(error) = first.say_stopped(node)
-            {
-                tracing::warn!(%error, "the next start waits for the memory of this one");
             }
         };
         match rt::spawn("disk-settle", settle) {
@@ -561,17 +544,6 @@ fn info_of(config: &NodeConfig) -> NodeInfo {
         host: config.host_id(),
         zone: config.zone_id(),
     }
-}
-
-/// Until when an earlier start of this node can be read, where that is known: its memory was never shared,
-/// or it has said that it stopped in order.
-fn unreadable(config: &NodeConfig, tier: Option<&Tier>) -> Result<Option<Now>, NodeError> {
-    let Some(first) = tier.and_then(|tier| tier.disks.first()) else { return Ok(None) };
-    let stopped = first.had_stopped(config.node()).map_err(|source| NodeError::Disk {
-        path: first.config.path.display().to_string(),
-        source,
-    })?;
-    Ok((stopped || !config.shared).then(boottime))
 }
 
 /// The tier over disks that are open: adds their segments and the memory that they load into.

@@ -146,7 +146,9 @@ impl Node {
     pub(crate) fn mount_first(&self) -> Result<(), NodeError> {
         for _ in 0..LATER {
             match self.mount(Serve::Memory) {
-                Err(NodeError::Mount(MountError::StaleIncarnation { last })) => self.begin(last),
+                Err(NodeError::Mount(MountError::StaleIncarnation { last, .. })) => {
+                    self.begin(last);
+                }
                 mounted => return mounted,
             }
         }
@@ -261,10 +263,7 @@ impl Node {
     /// The leader of `epoch` knows all that a disk holds, if that is one.
     fn confirm_disk(&self, id: SegmentId, epoch: LeaderEpoch) {
         let Some(disk) = self.tier().and_then(|tier| tier.disk(id)) else { return };
-        if let Err(error) = disk.confirm(epoch) {
-            let path = disk.config.path.display();
-            tracing::warn!(%error, %path, "the stamp of the disk could not be confirmed");
-        }
+        disk.confirm_later(epoch);
     }
 
     /// A heartbeat between a mount and its last page: what is told already is served meanwhile. An error: this
@@ -420,16 +419,19 @@ impl Node {
         match self.mount(Serve::Each) {
             Ok(()) => tracing::info!("mounted again"),
             // The master has given this mount up: its keys may have other values already.
-            Err(NodeError::Mount(MountError::StaleIncarnation { .. })) => self.start_over(),
+            Err(NodeError::Mount(MountError::StaleIncarnation { last, over })) => {
+                // Not above another process that is alive: the two would take the name from each other for ever.
+                self.start_over(if over { last } else { Incarnation(0) });
+            }
             Err(error) => tracing::warn!(%error, "could not mount again"),
         }
     }
 
-    /// Drops everything and begins a new incarnation, empty; the next heartbeat mounts it.
-    fn start_over(&self) {
+    /// Drops everything and begins an incarnation after `last`, empty; the next heartbeat mounts it.
+    fn start_over(&self, last: Incarnation) {
         tracing::warn!("the master has given this node up: starting over, empty");
         self.tally().given_up.one();
-        self.begin(Incarnation(0));
+        self.begin(last);
     }
 
     /// Begins the incarnation after this one and `last`, empty and not mounted.

@@ -200,16 +200,15 @@ impl Running {
         if let Some(grpc) = self.grpc.take() {
             grpc.stop();
         }
-        // The node first: it says farewell to the master.
         if let Some(node) = self.node.take() {
             if let Some(limit) = self.drain_on_stop {
                 node.hand_over(limit);
             }
-            if self.serving.is_some() {
-                node.stop_with_master();
-            } else {
-                node.stop();
+            // A master in this process does nothing more, but for the farewell that the node says to it.
+            if let Some(serving) = self.serving.take() {
+                serving.stop();
             }
+            node.stop();
             if let Some(path) = (!node.info().unix.is_empty()).then(|| &node.info().unix) {
                 let _ = std::fs::remove_file(path);
             }
@@ -220,9 +219,9 @@ impl Running {
         }
         if let Some(serving) = self.serving.take() {
             serving.stop();
-            if let Some(master) = self.master() {
-                master.retired();
-            }
+        }
+        if let Some(master) = self.master() {
+            master.retired();
         }
     }
 }

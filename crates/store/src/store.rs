@@ -126,12 +126,14 @@ struct Inner {
 struct Own {
     node: Arc<Node>,
     master: Arc<Master>,
-    _serving: Serving,
+    /// Taken when it is dropped.
+    serving: Option<Serving>,
 }
 
 impl Drop for Own {
     fn drop(&mut self) {
-        self.node.stop_with_master();
+        drop(self.serving.take());
+        self.node.stop();
     }
 }
 
@@ -172,7 +174,7 @@ impl Store {
         let engine = EngineConfig { host: HostId(name_hash(&host)), ..EngineConfig::default() };
         let segments = Arc::clone(node.segments());
         let client = Client::new(options.client, engine, scope, segments);
-        let own = Some(Own { node, master, _serving: serving });
+        let own = Some(Own { node, master, serving: Some(serving) });
         let staging = Staging::new(options.staging);
         Ok(Self::over(client, None, own, staging))
     }

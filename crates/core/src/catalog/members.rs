@@ -147,7 +147,13 @@ impl Catalog {
         if let Some((last, left)) = last
             && (offer.incarnation < last || left && offer.incarnation == last)
         {
-            return Err(MountError::StaleIncarnation { last });
+            // The next start must be later than all that the node has mounted, also what is not offered.
+            let member = self.nodes.get(&node);
+            let mounts = member.iter().flat_map(|member| &member.segments);
+            let mounts = mounts.filter_map(|id| self.segments.last_incarnation(*id));
+            let last = mounts.fold(last, |last, (mount, _)| last.max(mount));
+            let over = self.check_current(node, offer.incarnation).is_ok();
+            return Err(MountError::StaleIncarnation { last, over });
         }
         Ok(())
     }
@@ -187,7 +193,7 @@ impl Catalog {
         let mounts = member.segments.iter().filter_map(|id| self.segments.find(*id));
         let last = mounts.map(|index| self.segments.book(index).offer.incarnation).max();
         match last.filter(|last| *last > incarnation) {
-            Some(last) => Err(MountError::StaleIncarnation { last }),
+            Some(last) => Err(MountError::StaleIncarnation { last, over: false }),
             None => Ok(()),
         }
     }
@@ -243,7 +249,7 @@ impl Catalog {
             let fenced_at = now.plus(lease::guarded(self.config.serve_lease));
             self.leave(index, fenced_at);
             self.forget_segments(node, &[segment]);
-            return Err(MountError::StaleIncarnation { last: incarnation });
+            return Err(MountError::StaleIncarnation { last: incarnation, over: true });
         }
         if let Some(member) = self.nodes.get_mut(&node) {
             member.last_heard = now;
@@ -283,7 +289,7 @@ impl Catalog {
         let index = self.segments.find(segment).ok_or(MountError::UnknownNode)?;
         let last = self.segments.book(index).offer.incarnation;
         if last != incarnation {
-            return Err(MountError::StaleIncarnation { last });
+            return Err(MountError::StaleIncarnation { last, over: false });
         }
         Ok(index)
     }
@@ -583,11 +589,11 @@ impl Catalog {
     }
 
     /// A node gives its segments up. It has stopped serving them before it asks.
-    pub fn unmount(&mut self, now: Now, node: NodeId, segments: &[SegmentId]) {
+    pub fn unmount(&mut self, node: NodeId, segments: &[SegmentId]) {
         for segment in segments {
             let Some(index) = self.segments.find(*segment) else { continue };
             if self.segments.book(index).offer.node == node {
-                self.leave(index, now);
+                self.leave(index, self.last_tick);
             }
         }
         self.forget_segments(node, segments);
@@ -595,12 +601,13 @@ impl Catalog {
 
     /// Nobody can read what an earlier mount left behind: its process is dead, and so is every mapping
     /// of it. Keys that wait for its fence are free.
-    pub fn unreadable(&mut self, now: Now, segment: SegmentId, incarnation: Incarnation) {
+    pub fn unreadable(&mut self, segment: SegmentId, incarnation: Incarnation) {
+        let over = self.last_tick;
         for index in self.segments.indexes() {
             let book = self.segments.book_mut(index);
             let same = (book.offer.segment, book.offer.incarnation) == (segment, incarnation);
             if let (true, Phase::Leaving { fenced_at, .. }) = (same, &mut book.phase) {
-                *fenced_at = now.min(*fenced_at);
+                *fenced_at = over.min(*fenced_at);
             }
         }
     }

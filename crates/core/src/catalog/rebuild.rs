@@ -188,10 +188,11 @@ impl Catalog {
         }
     }
 
-    /// Everybody has announced, or must have given up: the wait is over, unless the next leader could
-    /// still believe a disk that has not come.
+    /// All nodes have announced, or must have given up: the wait is over, unless a disk of the list may still come,
+    /// or the next leader could believe one that has not. A node that stopped in order is not waited for; its disks are.
     pub(super) fn end_rebuild(&mut self) {
-        if self.may_end_rebuild() {
+        let in_time = self.rebuild.as_ref().is_some_and(|rebuild| !rebuild.fenced);
+        if !(in_time && self.ledger.awaits_disk()) && self.may_end_rebuild() {
             self.rebuild = None;
         }
     }

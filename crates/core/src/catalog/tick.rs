@@ -93,7 +93,7 @@ impl Catalog {
         }
         for node in gone {
             let segments = self.nodes[&node].segments.clone();
-            self.unmount(now, node, &segments);
+            self.unmount(node, &segments);
             self.nodes.remove(&node);
             self.counters.nodes_lost += 1;
         }

@@ -123,6 +123,11 @@ impl Ledger {
         self.listed.contains(told)
     }
 
+    /// Whether a disk of the list that this leader began with has not mounted yet.
+    pub(super) fn awaits_disk(&self) -> bool {
+        self.late.keys().any(|segment| segment.medium() == Medium::Ssd)
+    }
+
     /// The durable list must not name a segment any more.
     pub(super) fn doubt(&mut self, told: Trusted) {
         self.doubted.insert(told);

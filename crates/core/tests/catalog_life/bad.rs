@@ -155,11 +155,11 @@ fn keys_of_a_dead_mount_are_free_when_nobody_can_read_it() {
     rig.tick(ms(200));
     let refused = rig.catalog.put_start(ms(200), name, 10, &PutConfig::default());
     assert!(refused.is_err(), "{refused:?}");
-    rig.catalog.unreadable(ms(300), again.segment, again.incarnation);
+    rig.catalog.unreadable(again.segment, again.incarnation);
     rig.tick(ms(300));
     let refused = rig.catalog.put_start(ms(300), name, 10, &PutConfig::default());
     assert!(refused.is_err(), "that is the mount that lives: {refused:?}");
-    rig.catalog.unreadable(ms(400), again.segment, Incarnation(1));
+    rig.catalog.unreadable(again.segment, Incarnation(1));
     rig.tick(ms(400));
     rig.catalog.put_start(ms(400), name, 10, &PutConfig::default()).unwrap();
 }

@@ -516,7 +516,7 @@ fn a_put_whose_last_copy_leaves_ends_when_the_one_before_is_gone() {
     let fresh = rig.catalog.put_replan(ms(1), name, plan.token, &[failed], &config).unwrap();
     rig.held = rig.catalog.take_orders().into_iter().map(|(_, order)| order).collect();
     let second = fresh.replicas[0].segment;
-    rig.catalog.unmount(ms(2), NodeId(second.0), &[second]);
+    rig.catalog.unmount(NodeId(second.0), &[second]);
     for second in 0..60 {
         let _ = rig.catalog.heartbeat(ms(1000 * second), NodeId(failed.0));
         rig.catalog.tick(ms(1000 * second));

@@ -141,7 +141,7 @@ fn what_ends_in_a_segment_that_leaves_is_not_paid_for() {
     rig.catalog.remove(ms(2), Name::new(ACME, b"k"), true).unwrap();
     wait_for_readers(&mut rig);
     assert!(rig.catalog.tenant(ACME).used > 0);
-    rig.catalog.unmount(ms(3), NodeId(1), &[SegmentId(1)]);
+    rig.catalog.unmount(NodeId(1), &[SegmentId(1)]);
     rig.catalog.tick(ms(4));
     assert_eq!(rig.catalog.tenant(ACME).used, 0);
     rig.catalog.audit().unwrap();

@@ -95,7 +95,7 @@ impl Rig {
 
     /// A node goes with all it has, and comes back empty.
     pub(crate) fn kill(&mut self, node: u64) {
-        self.catalog.unmount(self.now, NodeId(node), &[SegmentId(node)]);
+        self.catalog.unmount(NodeId(node), &[SegmentId(node)]);
         let on_node = self.held.iter().filter(|((segment, ..), _)| *segment == SegmentId(node));
         self.left.extend(on_node.map(|(_, key)| key.clone()));
         self.held.retain(|(segment, ..), _| *segment != SegmentId(node));

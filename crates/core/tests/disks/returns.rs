@@ -10,6 +10,7 @@ use mooncrate_core::plan::{
 use mooncrate_core::{
     Extent, Generation, LeaderEpoch, Medium, NodeId, PutConfig, Seal, Slot, Stamp,
 };
+use std::time::Duration;
 
 /// G6: a disk that was away keeps what is still true, and nothing else.
 #[test]
@@ -171,6 +172,31 @@ fn a_rebuild_ends_when_the_disks_that_are_missing_are_off_the_list() {
     assert_eq!(next.believed(), [disk(1)]);
 }
 
+/// A node stopped in order with its leader: the next one does not wait for its memory, and does not give its disk up.
+#[test]
+fn a_leader_waits_for_the_disk_of_a_node_that_stopped_with_the_last_one() {
+    let mut first = Rig::new(Offload::Eager, 1);
+    first.put(ms(1), b"key");
+    first.settle(ms(1));
+    first.keep();
+    first.catalog.unmount(NodeId(1), &[memory(1), disk(1)]);
+    assert_eq!(first.catalog.holders(), []);
+    let list = first.catalog.trusted();
+    assert!(list.iter().all(|listed| listed.segment == disk(1)) && list.len() == 1, "{list:?}");
+    let mut next = takeover(&first, &[], &list);
+    next.catalog.tick(ms(1));
+    // Another node is all that comes at first.
+    next.mount(ms(2), 2, Medium::Dram, 2, &[]).unwrap();
+    next.catalog.tick(ms(3));
+    let put = next.start(ms(3), b"other", &PutConfig::default());
+    assert!(matches!(put, Err(PutError::Rebuilding { .. })), "{put:?}");
+    assert_eq!(next.catalog.fence(ms(4), NodeId(1), None), Duration::ZERO);
+    let page = next.recovered(disk(1));
+    next.mount(ms(4), 1, Medium::Ssd, 2, &page).unwrap();
+    assert_eq!(next.located(ms(5), b"key"), [Medium::Ssd]);
+    next.start(ms(5), b"other", &PutConfig::default()).unwrap();
+}
+
 /// The same trap while a leader lives: the replicas of a disk that left hold their keys until the disk
 /// is off the list.
 #[test]
@@ -178,7 +204,7 @@ fn a_disk_that_left_holds_its_keys_until_it_is_off_the_list() {
     let mut rig = Rig::new(Offload::Eager, 1);
     rig.put(ms(1), b"key");
     rig.settle(ms(1));
-    rig.catalog.unmount(ms(2), NodeId(1), &[memory(1), disk(1)]);
+    rig.catalog.unmount(NodeId(1), &[memory(1), disk(1)]);
     for at in (10..30_000).step_by(100) {
         rig.catalog.tick(ms(at));
     }

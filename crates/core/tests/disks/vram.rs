@@ -385,7 +385,7 @@ fn a_drain_of_memory_never_goes_to_vram() {
 }
 
 fn lose(rig: &mut Rig, node: u64, segments: &[SegmentId]) {
-    rig.catalog.unmount(ms(10), NodeId(node), segments);
+    rig.catalog.unmount(NodeId(node), segments);
     for at in 11..40 {
         rig.catalog.tick(ms(at));
         rig.settle(ms(at));

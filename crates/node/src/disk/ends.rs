@@ -81,6 +81,7 @@ impl Node {
         let mut failing = Failing::default();
         while !self.stopping() {
             let ends = disk.next_ends();
+            disk.write_confirmed();
             disk.let_carried_go();
             if ends.is_empty() && disk.undurable.lock().is_empty() {
                 continue;

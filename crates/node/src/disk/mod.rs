@@ -18,7 +18,6 @@ mod carried;
 mod config;
 mod ends;
 mod evict;
-mod farewell;
 mod full;
 mod keep;
 mod load;
@@ -66,6 +65,8 @@ pub(crate) struct Disk {
     pub(crate) tally: Tally,
     /// What shows a master that its records are current.
     evidence: Mutex<Evidence>,
+    /// A leader that has taken over what the disk holds, until that is written.
+    confirmed_by: Mutex<Option<LeaderEpoch>>,
     /// Which record is in which slot.
     places: Mutex<Places>,
     /// Values that wait to be kept.

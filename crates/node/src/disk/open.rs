@@ -205,6 +205,7 @@ impl Disk {
             recovery_seconds: parts.took.as_secs_f64(),
             tally: Tally::default(),
             evidence: Mutex::new(parts.evidence),
+            confirmed_by: Mutex::default(),
             places: Mutex::new(places),
             queue: Mutex::new(Queue::default()),
             queued: Condvar::new(),

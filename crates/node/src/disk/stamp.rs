@@ -91,13 +91,27 @@ impl Disk {
     /// From now on only the stamp of this start counts: the leader of `epoch` has taken over what the disk
     /// holds, or nobody believes it.
     pub(crate) fn confirm(&self, epoch: LeaderEpoch) -> io::Result<()> {
-        let mut evidence = self.evidence.lock();
-        if evidence.before == NONE || evidence.stamp == Stamp(0) {
+        let Evidence { stamp, before, .. } = self.evidence();
+        if before == NONE || stamp == Stamp(0) {
             return Ok(());
         }
-        write(self.device.as_ref(), evidence.stamp, NONE, epoch)?;
-        evidence.before = NONE;
+        write(self.device.as_ref(), stamp, NONE, epoch)?;
+        self.evidence.lock().before = NONE;
         Ok(())
+    }
+
+    /// The same, written by a thread of the disk: heartbeats do not wait for a disk.
+    pub(crate) fn confirm_later(&self, epoch: LeaderEpoch) {
+        *self.confirmed_by.lock() = Some(epoch);
+    }
+
+    /// Writes what [`Disk::confirm_later`] was called for.
+    pub(crate) fn write_confirmed(&self) {
+        let epoch = self.confirmed_by.lock().take();
+        if let Some(Err(error)) = epoch.map(|epoch| self.confirm(epoch)) {
+            let path = self.config.path.display();
+            tracing::warn!(%error, %path, "the stamp of the disk could not be confirmed");
+        }
     }
 }
 

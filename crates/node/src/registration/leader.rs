@@ -239,7 +239,7 @@ impl MasterApi for Leader {
             None => return broken(),
         }
         let segments: Vec<SegmentId> = gone.segments.iter().map(|(id, _)| *id).collect();
-        self.catalog.lock().unmount(boottime(), gone.node, &segments);
+        self.catalog.lock().unmount(gone.node, &segments);
         Ok(Ok(()))
     }
 

@@ -245,10 +245,46 @@ fn a_refused_heartbeat_says_why() {
     let (node, leader) = node(directory.path(), Duration::ZERO);
     fill(&disk(&node));
     take_over(&node, &leader, 2);
-    let stale = MountError::StaleIncarnation { last: Incarnation(9) };
+    let stale = MountError::StaleIncarnation { last: Incarnation(9), over: false };
     leader.refuse_beats(Some(stale));
     let refused = node.mount(Serve::Each);
     assert!(matches!(refused, Err(NodeError::Mount(error)) if error == stale), "{refused:?}");
+}
+
+/// The mount of an earlier start of this node reached the master late, and has ended. Was: the node took the number
+/// after its own with each heartbeat, and never came near.
+#[test]
+fn a_node_goes_above_a_later_number_whose_mount_is_over() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, leader) = node(directory.path(), NEVER);
+    let earlier_directory = tempfile::tempdir().unwrap();
+    let config = config(earlier_directory.path(), NEVER);
+    let earlier = Node::new(config, Arc::clone(&leader) as _, Vec::new()).unwrap();
+    earlier.begin(Incarnation(1 << 62));
+    earlier.mount(Serve::Each).unwrap();
+    let own = || memory(&node).spec().incarnation;
+    let before = own();
+    // It may be alive.
+    node.mount_again();
+    assert_eq!(own(), Incarnation(before.0 + 1));
+    leader.forget(node.id());
+    node.mount_again();
+    assert_eq!(own(), Incarnation((1 << 62) + 2));
+    node.mount_again();
+    assert!(leader.knows(node.id()));
+}
+
+/// Was: the stamp was written by the thread of heartbeats, and a slow disk ended the serving leases of memory.
+#[test]
+fn a_mount_does_not_wait_for_a_disk_to_be_written() {
+    let directory = tempfile::tempdir().unwrap();
+    drop(unmounted(directory.path(), NEVER));
+    let (node, _leader) = node(directory.path(), NEVER);
+    let stamp = || std::fs::read_to_string(directory.path().join("stamp")).unwrap();
+    let no_stamp_before = "before 0000000000000000 0000000000000000";
+    assert!(!stamp().contains(no_stamp_before), "{}", stamp());
+    node.disks()[0].write_confirmed();
+    assert!(stamp().contains(no_stamp_before), "{}", stamp());
 }
 
 /// Was: it went ahead by a minute, then two, until the master took it, and the overshoot was left to the next

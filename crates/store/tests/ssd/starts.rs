@@ -61,6 +61,24 @@ fn a_refused_start_leaves_the_running_state_alone() {
     assert_eq!(count(&store, 10), 10, "its disk is believed");
 }
 
+/// The next master does not wait for the memory of a node that stopped in order with the last one: nothing of it is
+/// readable. It believes the disk.
+#[test]
+fn a_stop_in_order_leaves_the_disk_on_the_list_and_no_node() {
+    let folder = tempfile::tempdir().unwrap();
+    let listed = || {
+        let state = fs::read_to_string(folder.path().join("ssd/master.state")).unwrap();
+        let count = |word| state.lines().filter(|line| line.starts_with(word)).count();
+        (count("node "), count("segment "))
+    };
+    for start in 0..3 {
+        let running = serve(folder.path()).unwrap();
+        until("memory and the disk are listed", || listed() == (1, 2));
+        running.stop();
+        assert_eq!(listed(), (0, 1), "start {start}");
+    }
+}
+
 /// A directory that is not ours, or not a disk of ours, is left as it was.
 #[test]
 fn a_refused_directory_is_left_as_it_was() {

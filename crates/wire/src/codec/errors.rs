@@ -176,7 +176,7 @@ fn remove_error(coded: Coded) -> Result<RemoveError, DecodeError> {
 
 fn mount_code(error: MountError) -> Coded {
     match error {
-        MountError::StaleIncarnation { last } => (0x40, last.0, 0),
+        MountError::StaleIncarnation { last, over } => (0x40, last.0, over.into()),
         MountError::ForeignSegment => (0x41, 0, 0),
         MountError::BadOffer { bytes, slots } => (0x42, bytes, slots.into()),
         MountError::TooManySegments { count } => (0x43, count.into(), 0),
@@ -187,7 +187,7 @@ fn mount_code(error: MountError) -> Coded {
 
 fn mount_error((code, first, second): Coded) -> Result<MountError, DecodeError> {
     Ok(match code {
-        0x40 => MountError::StaleIncarnation { last: Incarnation(first) },
+        0x40 => MountError::StaleIncarnation { last: Incarnation(first), over: second == 1 },
         0x41 => MountError::ForeignSegment,
         0x42 => MountError::BadOffer { bytes: first, slots: narrow(second)? },
         0x43 => MountError::TooManySegments { count: narrow(first)? },

@@ -173,7 +173,7 @@ fn a_whole_announcement_is_told_in_order() {
         Some(Announce { segment: UNWANTED, ..page(1, false) })
     });
     let refused = server.master().announce_all(&mut pages, Duration::from_secs(5)).unwrap();
-    assert_eq!(refused, Err(MountError::StaleIncarnation { last: Incarnation(7) }));
+    assert_eq!(refused, Err(MountError::StaleIncarnation { last: Incarnation(7), over: true }));
     assert!(made < 10, "{made} pages were told to a master that refuses them");
 }
 

@@ -298,7 +298,7 @@ impl MasterApi for Toy {
         _: Deadline,
     ) -> Result<Result<(), MountError>, CallError> {
         if announce.segment == UNWANTED {
-            return Ok(Err(MountError::StaleIncarnation { last: Incarnation(7) }));
+            return Ok(Err(MountError::StaleIncarnation { last: Incarnation(7), over: true }));
         }
         self.announced.lock().unwrap().push((announce.page.len(), announce.last));
         Ok(Ok(()))

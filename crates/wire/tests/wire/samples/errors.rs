@@ -57,7 +57,10 @@ impl Samples {
 
     pub(super) fn mount_error(&mut self) -> MountError {
         match self.0.below(6) {
-            0 => MountError::StaleIncarnation { last: Incarnation(self.u64()) },
+            0 => MountError::StaleIncarnation {
+                last: Incarnation(self.u64()),
+                over: self.0.below(2) == 1,
+            },
             1 => MountError::ForeignSegment,
             2 => MountError::BadOffer { bytes: self.u64(), slots: self.u32() },
             3 => MountError::TooManySegments { count: self.u32() },
