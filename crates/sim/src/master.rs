@@ -261,20 +261,19 @@ impl Master {
                 ctx.to_node(Actor::Master(self.ix), node, reply);
             }
             ToMaster::Unmount { node, segments } => {
-                let now = ctx.lease_clock(ctx.master_host());
                 let catalog = self.catalog.as_mut().expect("checked above");
                 // A late farewell must not end a later mount of the same segment.
                 let still = |(id, mount): &&(SegmentId, Incarnation)| catalog.mounts(*id, *mount);
                 let current: Vec<SegmentId> =
                     segments.iter().filter(still).map(|(id, _)| *id).collect();
-                catalog.unmount(now, crate::node::id(node), &current);
+                catalog.unmount(crate::node::id(node), &current);
                 ctx.mark(if current.is_empty() {
                     Mark::DeathConfirmedLate
                 } else {
                     Mark::DeathConfirmed
                 });
                 for (segment, incarnation) in segments {
-                    catalog.unreadable(now, segment, incarnation);
+                    catalog.unreadable(segment, incarnation);
                 }
                 ctx.say(|| format!("master {} lets n{node} go", self.ix));
             }

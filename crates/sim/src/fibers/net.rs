@@ -400,6 +400,7 @@ impl Net {
                         Err(_) => {
                             end.coming.clear();
                             end.coming_bytes = 0;
+                            end.ours = None;
                             if let Some(sender) = self.ends[from.0].ours.take() {
                                 let _ = shutdown(&sender, Shutdown::Both);
                             }

@@ -265,8 +265,9 @@ impl Cluster {
                     let name = format!("client-{at}");
                     let holds = at < plan.holders;
                     let client = Arc::new(client(&plan, &name, plan.clients[at], holds));
+                    // Before there is memory to put to: at the end it may all be drained.
+                    *begun.lock() = Some(Arc::clone(&client));
                     set_to_work(&client, lanes);
-                    *begun.lock() = Some(client);
                 });
                 process
             }

@@ -6,6 +6,7 @@
 use super::cluster::Registered;
 use super::judge;
 use super::load::{Lane, is_corrupt, judged};
+use crate::fibers;
 use mooncrate_client::Client;
 use mooncrate_mem::SegmentStats;
 use mooncrate_mem::clock::boottime;
@@ -103,8 +104,10 @@ impl Lane {
                 judge::get_ended(number, judged(self.plan.flips, got, &key));
                 let Some((patience, error)) = error else { break };
                 if boottime().since(began) > patience {
-                    let text =
-                        format!("k{at} cannot be read {patience:?} after all faults: {error}");
+                    let threads = fibers::threads().join("\n  ");
+                    let text = format!(
+                        "k{at} cannot be read {patience:?} after all faults: {error}\n  {threads}"
+                    );
                     return judge::fail("liveness", text);
                 }
                 rt::sleep(self.plan.catalog.serve_lease / 4);
