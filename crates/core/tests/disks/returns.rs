@@ -187,6 +187,7 @@ fn a_leader_waits_for_the_disk_of_a_node_that_stopped_with_the_last_one() {
     next.catalog.tick(ms(1));
     // Another node is all that comes at first.
     next.mount(ms(2), 2, Medium::Dram, 2, &[]).unwrap();
+    next.keep();
     next.catalog.tick(ms(3));
     let put = next.start(ms(3), b"other", &PutConfig::default());
     assert!(matches!(put, Err(PutError::Rebuilding { .. })), "{put:?}");
