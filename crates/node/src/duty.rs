@@ -369,7 +369,7 @@ impl Node {
         };
         let deadline = boottime().deadline_in(UNMOUNT_TIME);
         match (self.master.unmount(&unmount, deadline), &self.guard) {
-            // Otherwise it says what nobody has heard from us, when this process is gone.
+            // A guard that is not dismissed unmounts the node again when this process has ended.
             (Ok(_), Some(guard)) => guard.dismiss(),
             (Ok(_), None) => {}
             (Err(error), _) => tracing::debug!(%error, "the master did not hear the farewell"),

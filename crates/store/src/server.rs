@@ -204,7 +204,7 @@ impl Running {
             if let Some(limit) = self.drain_on_stop {
                 node.hand_over(limit);
             }
-            // A master in this process does nothing more, but for the farewell that the node says to it.
+            // A master in this process stops first: it writes the list of nodes once more when the node unmounts.
             if let Some(serving) = self.serving.take() {
                 serving.stop();
             }

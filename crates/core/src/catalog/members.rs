@@ -187,7 +187,7 @@ impl Catalog {
     }
 
     /// Refuses a process that has mounted `incarnation` at the latest if another one has taken the segments of
-    /// `node` over since: it gets no leave to serve them.
+    /// `node` over since: it may not serve them.
     pub fn check_current(&self, node: NodeId, incarnation: Incarnation) -> Result<(), MountError> {
         let Some(member) = self.nodes.get(&node) else { return Ok(()) };
         let mounts = member.segments.iter().filter_map(|id| self.segments.find(*id));

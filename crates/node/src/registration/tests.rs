@@ -252,7 +252,7 @@ fn a_refused_heartbeat_says_why() {
 }
 
 /// The mount of an earlier start of this node reached the master late, and has ended. Was: the node took the number
-/// after its own with each heartbeat, and never came near.
+/// after its own with each heartbeat, and never reached it.
 #[test]
 fn a_node_goes_above_a_later_number_whose_mount_is_over() {
     let directory = tempfile::tempdir().unwrap();
