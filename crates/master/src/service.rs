@@ -268,6 +268,11 @@ impl Master {
         self.mind().catalog.audit()
     }
 
+    /// Shows the index, under its lock: for tests.
+    pub fn inspect<T>(&self, look: impl FnOnce(&Catalog) -> T) -> T {
+        look(&self.mind().catalog)
+    }
+
     pub(crate) fn mind(&self) -> MutexGuard<'_, Mind> {
         self.mind.lock()
     }

@@ -53,7 +53,8 @@ impl Bare {
 
     /// Takes a lease, and looks until it is over.
     fn hold(&mut self) {
-        let at = self.rng.below(self.plan.keys) as usize;
+        let keys: Vec<usize> = self.plan.tenants.keys(0, self.plan.keys).collect();
+        let at = *pick(&mut self.rng, &keys);
         let key = judge::key(at);
         let most = *pick(&mut self.rng, &self.plan.bare_leases_ms);
         let lease_ms = 1 + self.rng.below(most) as u32;

@@ -10,7 +10,7 @@ use super::operator::{Leaving, Operator};
 use super::processes::{
     AGAIN, MakeLane, client, client_over, flip, lead, master_link, node_id, own, set_to_work,
 };
-use super::{FAULTS, Plan, judge, last, state};
+use super::{FAULTS, Plan, judge, last, state, tenants};
 use crate::clock::Clock;
 use crate::fibers::{self, HostIx, ProcessId};
 use crate::judge::Failure;
@@ -127,6 +127,11 @@ impl Cluster {
         if this.plan.operator {
             this.hire_operator();
         }
+        if this.plan.tenants.quota.is_some() {
+            let process = fibers::process("limits", fibers::host(Clock::draw(&mut this.rng)));
+            let plan = Arc::clone(&this.plan);
+            fibers::start(process, "main", move || tenants::limit(&plan));
+        }
         for node in 0..this.plan.nodes {
             this.read_bare(node);
         }
@@ -193,22 +198,27 @@ impl Cluster {
         let host = fibers::host(Clock::draw(&mut self.rng));
         let process = fibers::process("operator", host);
         let reads = self.read_last();
-        let lane = self.lane(process);
+        let tenants = 0..self.plan.tenants.count;
+        let lanes: Vec<_> = tenants.map(|tenant| (tenant, self.lane(process, tenant))).collect();
         let done = Arc::new(Mutex::new(false));
         let nodes = self.nodes.clone();
         let (plan, told) = (Arc::clone(&self.plan), Arc::clone(&done));
         fibers::start(process, "operator", move || {
-            let client = Arc::new(client(&plan, "operator", None, false));
+            let clients = lanes.iter().map(|(tenant, _)| {
+                Arc::new(client(&plan, *tenant, "operator", None, false))
+            });
+            let clients: Vec<_> = clients.collect();
             while *reads.lock() > 0 {
                 rt::sleep(AGAIN);
             }
-            while !last::agree(&client, &nodes) {
+            while !last::agree(&clients[0], &nodes) {
                 rt::sleep(AGAIN);
             }
             loop {
-                let lane = lane(Arc::clone(&client));
-                lane.remove_all();
-                if last::is_empty(&client, &nodes) {
+                for ((_, lane), client) in lanes.iter().zip(&clients) {
+                    lane(Arc::clone(client)).remove_all();
+                }
+                if last::is_empty(&clients[0], &nodes) {
                     break;
                 }
                 rt::sleep(plan.catalog.serve_lease / 2);
@@ -232,7 +242,7 @@ impl Cluster {
             Kind::Master(at) => {
                 let process = fibers::process(&format!("master-{at}"), host);
                 let etcd = Reached { etcd: Arc::clone(&self.etcd), master: at };
-                let lanes = self.lanes(plan.lanes_of_master, process);
+                let lanes = self.lanes(plan.lanes_of_master, process, 0);
                 fibers::start(process, "main", move || lead(&plan, at, start, etcd, lanes));
                 process
             }
@@ -243,15 +253,15 @@ impl Cluster {
                 let memory = Arc::clone(&self.memories[at]);
                 let disks = self.disks.mount(at, start, &self.list());
                 let guards = self.guards[at].clone();
-                let lanes = self.lanes(plan.lanes_of_nodes, process);
+                let lanes = self.lanes(plan.lanes_of_nodes, process, 0);
                 fibers::start(process, "main", move || {
                     let node = own(&plan, at, &disks, || guards.start(host, process));
                     *memory.lock() = node.segments().get(SegmentId::of(node_id(at), 0));
                     let segments = Arc::clone(node.segments());
                     *place.lock() = Some(node);
                     let name = format!("node-{at}");
-                    let master = Arc::new(master_link(&plan, Role::Client, &name));
-                    let client = Arc::new(client_over(&plan, &name, false, master, segments));
+                    let master = Arc::new(master_link(&plan, Role::Client, 0, &name));
+                    let client = Arc::new(client_over(&plan, (&name, 0), false, master, segments));
                     set_to_work(&client, lanes);
                 });
                 process
@@ -260,11 +270,12 @@ impl Cluster {
                 let process = fibers::process(&format!("client-{at}"), host);
                 let begun = Arc::clone(&self.clients[at]);
                 *begun.lock() = None;
-                let lanes = self.lanes(plan.lanes, process);
+                let tenant = plan.tenants.of_client(at);
+                let lanes = self.lanes(plan.lanes, process, tenant);
                 fibers::start(process, "main", move || {
                     let name = format!("client-{at}");
                     let holds = at < plan.holders;
-                    let client = Arc::new(client(&plan, &name, plan.clients[at], holds));
+                    let client = Arc::new(client(&plan, tenant, &name, plan.clients[at], holds));
                     // Before there is memory to put to: at the end it may all be drained.
                     *begun.lock() = Some(Arc::clone(&client));
                     set_to_work(&client, lanes);
@@ -282,17 +293,22 @@ impl Cluster {
         self.etcd.value("mooncrate/state")
     }
 
-    fn lane(&mut self, process: ProcessId) -> impl Fn(Arc<Client>) -> Lane + Send + use<> {
+    fn lane(
+        &mut self,
+        process: ProcessId,
+        tenant: u64,
+    ) -> impl Fn(Arc<Client>) -> Lane + Send + use<> {
         self.lanes_made += 1;
         let (plan, number) = (Arc::clone(&self.plan), self.lanes_made);
         move |client| {
             let rng = Rng::stream(plan.seed ^ number.rotate_right(16), "lane");
-            Lane { client, process, rng, plan: Arc::clone(&plan), in_vain: Cell::new(false) }
+            let plan = Arc::clone(&plan);
+            Lane { client, process, tenant, rng, plan, in_vain: Cell::new(false) }
         }
     }
 
-    fn lanes(&mut self, count: usize, process: ProcessId) -> Vec<MakeLane> {
-        (0..count).map(|_| Box::new(self.lane(process)) as MakeLane).collect()
+    fn lanes(&mut self, count: usize, process: ProcessId, tenant: u64) -> Vec<MakeLane> {
+        (0..count).map(|_| Box::new(self.lane(process, tenant)) as MakeLane).collect()
     }
 
     fn hire_operator(&mut self) {
@@ -301,8 +317,8 @@ impl Cluster {
         let rng = Rng::stream(self.plan.seed, "operator");
         let (plan, leaving) = (Arc::clone(&self.plan), Arc::clone(&self.leaving));
         fibers::start(process, "hired", move || {
-            let master = Arc::new(master_link(&plan, Role::Admin, "hired"));
-            let client = client_over(&plan, "hired", false, master, Arc::default());
+            let master = Arc::new(master_link(&plan, Role::Admin, 0, "hired"));
+            let client = client_over(&plan, ("hired", 0), false, master, Arc::default());
             Operator { client, rng, plan, leaving }.work();
         });
     }
@@ -315,7 +331,7 @@ impl Cluster {
             let (plan, memory) = (Arc::clone(&self.plan), Arc::clone(&self.memories[node]));
             let (rng, name) = (Rng::new(self.rng.next()), format!("{name}-{number}"));
             fibers::start(process, "bare", move || {
-                let master = master_link(&plan, Role::Client, &name);
+                let master = master_link(&plan, Role::Client, 0, &name);
                 Bare { master, memory, rng, plan }.work();
             });
         }
@@ -326,7 +342,8 @@ impl Cluster {
         let left = Arc::new(Mutex::new(self.clients.len()));
         for at in 0..self.clients.len() {
             let process = self.places[self.plan.masters + self.plan.nodes + at].process;
-            let (lane, begun) = (self.lane(process), Arc::clone(&self.clients[at]));
+            let tenant = self.plan.tenants.of_client(at);
+            let (lane, begun) = (self.lane(process, tenant), Arc::clone(&self.clients[at]));
             let left = Arc::clone(&left);
             fibers::start(process, "last reads", move || {
                 let client = loop {

@@ -142,7 +142,7 @@ fn guard(plan: &Plan, node: usize, owner: ProcessId, life: &Life, mut rng: Rng) 
         rt::sleep(2 * plan.catalog.serve_lease * rng.below(1_000) as u32 / 1_000);
     }
     let name = format!("guard-{node}");
-    let told = report_death(life, &master_link(plan, Role::Node, &name));
+    let told = report_death(life, &master_link(plan, Role::Node, 0, &name));
     let mounts = life.mounts().len();
     fibers::note(14, node as u64, || {
         format!("{name}: its node is dead, with {mounts} mounts: {told:?}")

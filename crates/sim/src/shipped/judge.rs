@@ -1,12 +1,12 @@
 //! Who judges the calls of a run: the oracle of `check`, and what fibers find wrong. All fibers of a run are on one
 //! thread, so what they tell is a thread-local.
 
-use super::Plan;
+use super::{Plan, tenants};
 use crate::fibers::{self, ProcessId};
 use crate::judge::Failure;
 use mooncrate_check::oracle::Counts;
 use mooncrate_check::{Event, Got, OpId, Oracle, OracleConfig, PutId, What};
-use mooncrate_core::{KeyHash, Name, Now, TenantId};
+use mooncrate_core::{KeyHash, Name, Now};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -46,8 +46,9 @@ fn with<T>(work: impl FnOnce(&mut Judge) -> T) -> T {
 
 pub(super) fn begin(plan: &Plan) {
     let key = |number| {
+        let (tenant, number) = plan.tenants.of_key(number);
         let bytes = format!("key-{number}").into_bytes();
-        let hash = Name::new(TenantId::DEFAULT, &bytes).hash();
+        let hash = Name::new(tenants::id(tenant), &bytes).hash();
         Key { bytes, hash }
     };
     // The master's thread may be suspended before it aborts the put, the owner's before it frees the range.

@@ -90,7 +90,7 @@ fn compare(
 impl Lane {
     /// Reads every key: its value, or that there is none.
     pub(super) fn read_all(&self) {
-        for at in 0..self.plan.keys as usize {
+        for at in self.keys() {
             let began = boottime();
             loop {
                 let key = judge::key(at);

@@ -6,6 +6,7 @@ mod many;
 use super::{Plan, judge, vram};
 use crate::MS;
 use crate::fibers::{self, ProcessId};
+use crate::swarm::pick;
 use mooncrate_check::{Got, payload};
 use mooncrate_client::{Client, Error, RangeInto, Stored};
 use mooncrate_core::error::PutError;
@@ -100,6 +101,8 @@ impl Deed {
 pub(super) struct Lane {
     pub(super) client: Arc<Client>,
     pub(super) process: ProcessId,
+    /// The tenant of its client.
+    pub(super) tenant: u64,
     pub(super) rng: Rng,
     pub(super) plan: Arc<Plan>,
     /// The last call found no master or no memory.
@@ -107,6 +110,11 @@ pub(super) struct Lane {
 }
 
 impl Lane {
+    /// The keys of its tenant.
+    pub(super) fn keys(&self) -> impl Iterator<Item = usize> + use<> {
+        self.plan.tenants.keys(self.tenant, self.plan.keys)
+    }
+
     /// Adds the error of a call to the trace.
     pub(super) fn say<T>(&self, key: usize, done: &Result<T, Error>) {
         let Err(error) = done else { return };
@@ -121,7 +129,8 @@ impl Lane {
     /// Makes calls until the run has had enough.
     pub(super) fn work(mut self) {
         while judge::may_begin() {
-            let key = self.rng.below(self.plan.keys) as usize;
+            let keys: Vec<usize> = self.keys().collect();
+            let key = *pick(&mut self.rng, &keys);
             match self.plan.deed(&mut self.rng) {
                 Deed::Put => self.put(&[key], false),
                 Deed::Get => self.get(key),
@@ -178,7 +187,7 @@ impl Lane {
 
     /// Removes every key, until none is left or the time is over.
     pub(super) fn remove_all(mut self) {
-        for key in 0..self.plan.keys as usize {
+        for key in self.keys() {
             self.remove(key);
         }
     }
@@ -351,7 +360,8 @@ impl Lane {
     /// Removes all keys that begin as this one does.
     fn remove_matching(&mut self, at: usize) {
         let prefix = judge::key(at).bytes;
-        let removals: Vec<u64> = (0..self.plan.keys as usize)
+        let removals: Vec<u64> = self
+            .keys()
             .filter(|other| judge::key(*other).bytes.starts_with(&prefix))
             .map(|other| judge::remove_begins(self.process, other))
             .collect();

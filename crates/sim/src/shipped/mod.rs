@@ -26,6 +26,7 @@ mod plan;
 mod processes;
 pub mod runner;
 mod state;
+mod tenants;
 mod tripwire;
 mod vram;
 pub mod worker;

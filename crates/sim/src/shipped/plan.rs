@@ -2,6 +2,7 @@
 
 use super::hurts::Hurts;
 use super::load::Deed;
+use super::tenants::{self, Tenants};
 use super::{bare, disks, guards, vram};
 use crate::fibers::Late;
 use crate::swarm::{between, pick};
@@ -11,7 +12,7 @@ use mooncrate_core::evict::PolicyKind;
 use mooncrate_core::place::PlacementKind;
 use mooncrate_core::rng::Rng;
 use mooncrate_wire::auth::{Access, ClusterSecret, Gate, SECRET_BYTES, Token};
-use mooncrate_wire::{LinkConfig, PoolConfig};
+use mooncrate_wire::{LinkConfig, PoolConfig, Role};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,6 +21,10 @@ const OPS: (u64, u64) = (2_000, 12_000);
 
 /// Seeds in a thousand that are about nodes and disks that come back.
 const ABSENCES: u32 = 250;
+
+fn secret() -> ClusterSecret {
+    ClusterSecret::from_bytes([7; SECRET_BYTES])
+}
 
 /// A run before it begins.
 #[derive(Clone, Debug)]
@@ -72,6 +77,8 @@ pub struct Plan {
     pub calm: bool,
     /// The secret of the cluster; `None`: it has none.
     pub secret: Option<ClusterSecret>,
+    /// Who shares the cluster, and what each may use.
+    pub tenants: Tenants,
     /// Masters; more than one of them elect a leader.
     pub masters: usize,
     /// How long the lease of a leader in etcd lasts.
@@ -94,10 +101,14 @@ impl Plan {
         Gate::new(self.secret.clone(), None)
     }
 
-    /// Settings of links that show the secret, and so can prove every role.
-    pub(super) fn links(&self) -> PoolConfig {
-        let token = self.secret.clone().map(|secret| Arc::new(Token::Cluster(secret)));
-        let access = Access { token, ..Access::default() };
+    /// Settings of links that show the secret, and so can prove every role; those of clients of another tenant than the
+    /// first show its token.
+    pub(super) fn links(&self, tenant: u64) -> PoolConfig {
+        let token = self.secret.clone().map(|secret| match tenant {
+            0 => Token::Cluster(secret),
+            _ => secret.derive(Role::Client, &tenants::name(tenant)).expect("a plain name"),
+        });
+        let access = Access { token: token.map(Arc::new), ..Access::default() };
         PoolConfig { link: LinkConfig { access, ..LinkConfig::default() }, ..PoolConfig::default() }
     }
 
@@ -146,7 +157,8 @@ impl Plan {
             operator: rng.chance(300) && nodes > 1,
             calm: rng.chance(200),
             holders: *pick(rng, &[0, 0, 1, 4]),
-            secret: rng.chance(250).then(|| ClusterSecret::from_bytes([7; SECRET_BYTES])),
+            secret: rng.chance(250).then(secret),
+            tenants: Tenants::default(),
             masters: *pick(rng, &[1, 1, 2, 3]),
             term: Duration::from_secs(between(rng, 1, 3)),
             workers: between(rng, 1, 2) as usize,
@@ -159,6 +171,7 @@ impl Plan {
             // A get that meets wrong bytes tries again until its time is over.
             this.call_time = Duration::from_millis(100);
         }
+        this.share();
         this.equip();
         this.set_lease(serve_lease, rng);
         if this.calm {
@@ -168,6 +181,15 @@ impl Plan {
         }
         this.draw_late();
         this
+    }
+
+    /// Several tenants, some with a quota of less than there is. From a stream of its own.
+    fn share(&mut self) {
+        self.tenants = Tenants::draw(self);
+        if self.tenants.count > 1 {
+            self.secret.get_or_insert_with(secret);
+            self.keys = self.keys.max(2 * self.tenants.count);
+        }
     }
 
     /// Disks, VRAM and guards, and what else must be so that they matter.
@@ -255,12 +277,16 @@ impl Plan {
         self.shares.retain(|(deed, _)| *deed != Deed::DropCopy);
     }
 
+    /// Whether no node comes back, and brings what it holds.
+    pub(super) fn nodes_stay(&self) -> bool {
+        self.hurts.spares_nodes() && self.late.permille == 0
+    }
+
     /// Whether nothing but puts adds to what tenants pay for: no client asks that replicas move, memory below VRAM takes
     /// none, and no node comes back.
     pub(super) fn only_puts_pay(&self) -> bool {
         let moves = self.shares.iter().any(|(deed, share)| *deed == Deed::Copy && *share > 0);
-        let nodes_stay = self.hurts.spares_nodes() && self.late.permille == 0;
-        !moves && self.vram.is_none() && nodes_stay
+        !moves && self.vram.is_none() && self.nodes_stay()
     }
 
     /// What a lane does next.

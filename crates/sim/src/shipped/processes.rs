@@ -3,7 +3,7 @@
 use super::disks::Mounted;
 use super::etcd::Reached;
 use super::load::Lane;
-use super::{Plan, judge, met, state, vram};
+use super::{Plan, judge, met, state, tenants, vram};
 use crate::fibers;
 use crate::swarm::pick;
 use mooncrate_client::{Client, ClientConfig};
@@ -75,9 +75,10 @@ pub(super) fn lead(plan: &Plan, at: usize, start: u64, etcd: Reached, lanes: Vec
     std::mem::forget(serving.expect("a world starts threads"));
     if let Some(master) = seat.master().filter(|_| alone && !lanes.is_empty()) {
         let scope = master.scope(TenantId::DEFAULT);
-        let client = client_over(plan, "master-0", false, scope, Arc::default());
+        let client = client_over(plan, ("master-0", 0), false, scope, Arc::default());
         let _ = rt::spawn("begin", move || set_to_work(&Arc::new(client), lanes));
     }
+    let mut above = tenants::Above::new();
     loop {
         state::trouble(start);
         rt::sleep(plan.catalog.serve_lease / 4);
@@ -87,6 +88,9 @@ pub(super) fn lead(plan: &Plan, at: usize, start: u64, etcd: Reached, lanes: Vec
             judge::fail("G8", error.to_string());
         }
         vram::judge(plan, &master);
+        if let Some(text) = tenants::judge(plan, &master, &mut above) {
+            judge::fail("G16", text);
+        }
         let deadline = boottime().deadline_in(plan.call_time);
         if let Ok(stat) = master.scope(TenantId::DEFAULT).stat(deadline) {
             met::leader(at, start, stat.epoch.0, &stat.counters);
@@ -136,11 +140,11 @@ pub(super) fn flip(registered: &Mutex<Option<Arc<Node>>>, mut rng: Rng) {
     assert_eq!((read, written), (Ok(1), Ok(1)), "the byte lies in the segment");
 }
 
-pub(super) fn master_link(plan: &Plan, role: Role, name: &str) -> MasterLink {
+pub(super) fn master_link(plan: &Plan, role: Role, tenant: u64, name: &str) -> MasterLink {
     let addresses = (0..plan.masters).map(|at| address_of_master(at).to_string());
     let masters: Masters = addresses.collect::<Vec<_>>().join(",").parse().expect("a list");
     let hello = Hello::new(role, LinkKind::Control, name);
-    let pools = MasterPools::new(&masters, &hello, &plan.links());
+    let pools = MasterPools::new(&masters, &hello, &plan.links(tenant));
     if role == Role::Node { MasterLink::new(pools) } else { MasterLink::guarded(pools) }
 }
 
@@ -162,13 +166,13 @@ pub(super) fn own(
         slots: Some(plan.slots),
         memory_overcommit: true,
         heartbeat: plan.catalog.serve_lease / 10,
-        links: plan.links(),
+        links: plan.links(0),
         gate: plan.gate(),
         ..NodeConfig::default()
     };
     let config = vram::lend(plan, at, config);
     loop {
-        let master = Arc::new(master_link(plan, Role::Node, &name));
+        let master = Arc::new(master_link(plan, Role::Node, 0, &name));
         // As shipped: wall time numbers the starts, and a node that is not registered ends.
         let incarnation = Incarnation(rt::wall_time() / 1_000);
         let (tier, guard) = (disks.tier(), guard());
@@ -189,16 +193,23 @@ pub(super) fn own(
     }
 }
 
-pub(super) fn client(plan: &Plan, name: &str, near: Option<usize>, holds: bool) -> Client {
+/// A client of a tenant.
+pub(super) fn client(
+    plan: &Plan,
+    tenant: u64,
+    name: &str,
+    near: Option<usize>,
+    holds: bool,
+) -> Client {
     let host = near.map_or_else(|| name.to_owned(), |node| format!("node-{node}"));
-    let master = Arc::new(master_link(plan, Role::Client, name));
-    client_over(plan, &host, holds, master, Arc::default())
+    let master = Arc::new(master_link(plan, Role::Client, tenant, name));
+    client_over(plan, (&host, tenant), holds, master, Arc::default())
 }
 
-/// A client on a host. `segments`: those of a node in the same process.
+/// A client on a host, of a tenant. `segments`: those of a node in the same process.
 pub(super) fn client_over(
     plan: &Plan,
-    host: &str,
+    (host, tenant): (&str, u64),
     holds: bool,
     master: Arc<dyn MasterApi>,
     segments: Arc<Segments>,
@@ -210,7 +221,7 @@ pub(super) fn client_over(
         holds,
         ..ClientConfig::default()
     };
-    let (host, links) = (HostId(name_hash(host)), plan.links());
+    let (host, links) = (HostId(name_hash(host)), plan.links(tenant));
     let engine = EngineConfig { host, links, ..EngineConfig::default() };
     Client::new(config, engine, master, segments)
 }

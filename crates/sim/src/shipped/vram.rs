@@ -2,14 +2,14 @@
 //!
 //! What is judged (M14): in VRAM lies what asked for it. Every other key never does.
 
-use super::{Plan, judge};
+use super::{Plan, judge, tenants};
 use crate::fibers;
 use crate::swarm::pick;
 use crate::{MS, Nanos};
 use mooncrate_core::limits::SLICE_BYTES;
 use mooncrate_core::plan::{Looked, Medium};
 use mooncrate_core::rng::Rng;
-use mooncrate_core::{Extent, TenantId};
+use mooncrate_core::Extent;
 use mooncrate_lock::Mutex;
 use mooncrate_master::Master;
 use mooncrate_mem::clock::boottime;
@@ -88,17 +88,19 @@ pub(super) fn judge(plan: &Plan, master: &Arc<Master>) {
     if plan.vram.is_none() {
         return;
     }
-    let others = (0..plan.keys as usize).filter(|key| !may_ask(*key));
-    let keys: Vec<judge::Key> = others.map(judge::key).collect();
-    let keys: Vec<&[u8]> = keys.iter().map(|key| &key.bytes[..]).collect();
-    let look = Look { hold: false, places: true, reads: false, keys: Cow::Borrowed(&keys) };
-    let deadline = boottime().deadline_in(plan.call_time);
-    let found = master.scope(TenantId::DEFAULT).look(&look, deadline);
-    for located in found.into_iter().flatten().flatten() {
-        if let Looked::At(located) = located
-            && located.replicas.iter().any(|at| at.segment.medium() == Medium::Vram)
-        {
-            judge::fail("M14", format!("nobody asked VRAM for this one: {located:?}"));
+    for tenant in 0..plan.tenants.count {
+        let others = plan.tenants.keys(tenant, plan.keys).filter(|key| !may_ask(*key));
+        let keys: Vec<judge::Key> = others.map(judge::key).collect();
+        let keys: Vec<&[u8]> = keys.iter().map(|key| &key.bytes[..]).collect();
+        let look = Look { hold: false, places: true, reads: false, keys: Cow::Borrowed(&keys) };
+        let deadline = boottime().deadline_in(plan.call_time);
+        let found = master.scope(tenants::id(tenant)).look(&look, deadline);
+        for located in found.into_iter().flatten().flatten() {
+            if let Looked::At(located) = located
+                && located.replicas.iter().any(|at| at.segment.medium() == Medium::Vram)
+            {
+                judge::fail("M14", format!("no put asked for VRAM: {located:?}"));
+            }
         }
     }
 }

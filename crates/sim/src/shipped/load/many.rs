@@ -8,9 +8,10 @@ use std::time::Duration;
 impl Lane {
     /// Some keys, each once.
     fn some_keys(&mut self) -> Vec<usize> {
-        let many = (1 + self.rng.below(BATCH_MAX)).min(self.plan.keys);
-        let first = self.rng.below(self.plan.keys);
-        (first..first + many).map(|key| (key % self.plan.keys) as usize).collect()
+        let keys: Vec<usize> = self.keys().collect();
+        let many = (1 + self.rng.below(BATCH_MAX) as usize).min(keys.len());
+        let first = self.rng.below(keys.len() as u64) as usize;
+        keys.into_iter().cycle().skip(first).take(many).collect()
     }
 
     /// Puts, reads or removes several keys in one call.

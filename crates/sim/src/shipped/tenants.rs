@@ -1,0 +1,112 @@
+//! Tenants that share a cluster. Keys and clients are dealt out among them in turn, so tenants have keys of the same
+//! bytes; the first tenant has no name and no quota.
+//!
+//! What is judged (G16): no tenant has more than its quota, once it has had as little.
+
+use super::Plan;
+use super::hurts::Whom;
+use super::processes::{AGAIN, client_over, master_link};
+use crate::swarm::pick;
+use mooncrate_core::TenantId;
+use mooncrate_core::rng::Rng;
+use mooncrate_master::Master;
+use mooncrate_rt as rt;
+use mooncrate_wire::Role;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// What a seed draws about tenants.
+#[derive(Clone, Copy, Debug)]
+pub struct Tenants {
+    /// How many there are.
+    pub(super) count: u64,
+    /// What each but the first may use; `None`: everything.
+    pub(super) quota: Option<u64>,
+}
+
+impl Default for Tenants {
+    fn default() -> Self {
+        Self { count: 1, quota: None }
+    }
+}
+
+impl Tenants {
+    /// From a stream of its own: the other choices of a seed stay the same. In some runs nodes stay, so that what
+    /// tenants have can be judged.
+    pub(super) fn draw(plan: &mut Plan) -> Self {
+        let rng = &mut Rng::stream(plan.seed, "tenants");
+        if !rng.chance(250) {
+            return Self::default();
+        }
+        let count = *pick(rng, &[2, 2, 3]);
+        let share = *pick(rng, &[0, 50, 150, 300]);
+        let all = plan.segment_bytes * plan.nodes as u64;
+        if rng.chance(500) {
+            plan.hurts.whom = Whom::Clients;
+        }
+        Self { count, quota: (share > 0 && !plan.calm).then_some(all * share / 1000) }
+    }
+
+    /// The tenant of the client of this number.
+    pub(super) fn of_client(&self, client: usize) -> u64 {
+        client as u64 % self.count
+    }
+
+    /// The keys of a tenant.
+    pub(super) fn keys(&self, tenant: u64, keys: u64) -> impl Iterator<Item = usize> + use<> {
+        (tenant as usize..keys as usize).step_by(self.count as usize)
+    }
+
+    /// Which tenant has this key, and which of its keys it is.
+    pub(super) fn of_key(&self, key: u64) -> (u64, u64) {
+        (key % self.count, key / self.count)
+    }
+}
+
+/// The name of a tenant.
+pub(super) fn name(tenant: u64) -> String {
+    if tenant == 0 { String::new() } else { format!("tenant-{tenant}") }
+}
+
+/// The id of a tenant.
+pub(super) fn id(tenant: u64) -> TenantId {
+    TenantId::named(&name(tenant)).expect("a plain name")
+}
+
+/// Gives each tenant its quota.
+pub(super) fn limit(plan: &Plan) {
+    let master = Arc::new(master_link(plan, Role::Admin, 0, "limits"));
+    let client = client_over(plan, ("limits", 0), false, master, Arc::default());
+    for tenant in 1..plan.tenants.count {
+        while client.set_quota(id(tenant), plan.tenants.quota).is_err() {
+            rt::sleep(AGAIN);
+        }
+    }
+}
+
+/// What tenants had when a leader was last looked at, where that is more than their quota.
+pub(super) type Above = BTreeMap<(u64, TenantId), u64>;
+
+/// Looks whether a tenant has more than its quota, and more than it had. While a replica moves it counts twice, and
+/// what has ended counts until it is free; nodes that come back bring what they hold.
+pub(super) fn judge(plan: &Plan, master: &Master, above: &mut Above) -> Option<String> {
+    if plan.tenants.quota.is_none() || !plan.nodes_stay() {
+        return None;
+    }
+    master.inspect(|catalog| {
+        if catalog.rebuilding() || catalog.copies_under_way() > 0 {
+            return None;
+        }
+        let mut wrong = None;
+        for (tenant, known) in catalog.tenants() {
+            let Some(quota) = known.quota else { continue };
+            let has = known.used - known.ending;
+            let most = above.entry((catalog.epoch().0, tenant)).or_insert(has.max(quota));
+            if has > *most {
+                wrong = Some(format!("{tenant} has {has} bytes of {quota}, and had {most}"));
+            }
+            *most = has.max(quota);
+        }
+        wrong
+    })
+}
