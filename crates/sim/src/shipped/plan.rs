@@ -171,8 +171,8 @@ impl Plan {
             // A get that meets wrong bytes tries again until its time is over.
             this.call_time = Duration::from_millis(100);
         }
-        this.share();
         this.equip();
+        this.share();
         this.set_lease(serve_lease, rng);
         if this.calm {
             this.calm_down(rng);
@@ -185,10 +185,16 @@ impl Plan {
 
     /// Several tenants, some with a quota of less than there is. From a stream of its own.
     fn share(&mut self) {
-        self.tenants = Tenants::draw(self);
-        if self.tenants.count > 1 {
+        let tenants = Tenants::draw(self);
+        self.tenants = tenants;
+        if tenants.judged {
+            tenants.fit(self);
+        }
+        if tenants.count > 1 {
             self.secret.get_or_insert_with(secret);
-            self.keys = self.keys.max(2 * self.tenants.count);
+            self.keys = self.keys.max(2 * tenants.count);
+            let clients = self.clients.len().max(tenants.count as usize);
+            self.clients.resize(clients, None);
         }
     }
 
@@ -211,7 +217,7 @@ impl Plan {
     /// keys, short leases, values that lie on disks, and masters that die while a node is away. From a stream of its own.
     fn draw_absences(&mut self) {
         let rng = &mut Rng::stream(self.seed, "absences");
-        if self.flips || !rng.chance(ABSENCES) {
+        if self.flips || self.tenants.judged || !rng.chance(ABSENCES) {
             return;
         }
         let nodes = self.nodes.min(2);
@@ -239,6 +245,9 @@ impl Plan {
 
     /// Threads are late often for a moment, or now and then for longer than any lease.
     fn draw_late(&mut self) {
+        if self.tenants.judged {
+            return;
+        }
         let rng = &mut Rng::stream(self.seed, "late");
         let lease = self.catalog.serve_lease.as_nanos() as Nanos;
         let draws = [(0, 0), (0, 0), (20, lease / 50), (5, lease / 4), (1, lease * 10)];

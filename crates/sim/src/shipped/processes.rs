@@ -81,7 +81,7 @@ pub(super) fn lead(plan: &Plan, at: usize, start: u64, etcd: Reached, lanes: Vec
     let mut above = tenants::Above::new();
     loop {
         state::trouble(start);
-        rt::sleep(plan.catalog.serve_lease / 4);
+        rt::sleep(plan.tenants.look(plan.catalog.serve_lease / 4));
         let Some(master) = seat.master() else { continue };
         // The leader's index adds up.
         if let Err(error) = master.audit() {

@@ -5,6 +5,7 @@
 
 use super::Plan;
 use super::hurts::Whom;
+use super::load::Deed;
 use super::processes::{AGAIN, client_over, master_link};
 use crate::swarm::pick;
 use mooncrate_core::TenantId;
@@ -14,6 +15,10 @@ use mooncrate_rt as rt;
 use mooncrate_wire::Role;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
+
+/// Between two looks at what tenants have: replicas move all the time, and while one does nothing can be said.
+const LOOK: Duration = Duration::from_millis(5);
 
 /// What a seed draws about tenants.
 #[derive(Clone, Copy, Debug)]
@@ -22,29 +27,46 @@ pub struct Tenants {
     pub(super) count: u64,
     /// What each but the first may use; `None`: everything.
     pub(super) quota: Option<u64>,
+    /// No node fails, and replicas move often: then what tenants have can be judged.
+    pub(super) judged: bool,
 }
 
 impl Default for Tenants {
     fn default() -> Self {
-        Self { count: 1, quota: None }
+        Self { count: 1, quota: None, judged: false }
     }
 }
 
 impl Tenants {
-    /// From a stream of its own: the other choices of a seed stay the same. In some runs nodes stay, so that what
-    /// tenants have can be judged.
-    pub(super) fn draw(plan: &mut Plan) -> Self {
+    /// From a stream of its own: the other choices of a seed stay the same.
+    pub(super) fn draw(plan: &Plan) -> Self {
         let rng = &mut Rng::stream(plan.seed, "tenants");
         if !rng.chance(250) {
             return Self::default();
         }
         let count = *pick(rng, &[2, 2, 3]);
-        let share = *pick(rng, &[0, 50, 150, 300]);
-        let all = plan.segment_bytes * plan.nodes as u64;
-        if rng.chance(500) {
-            plan.hurts.whom = Whom::Clients;
+        let quota = *pick(rng, &[0, 1_500, 4_000, 20_000]);
+        let quota = (quota > 0 && !plan.calm).then_some(quota);
+        Self { count, quota, judged: quota.is_some() && rng.chance(700) }
+    }
+
+    /// Lets replicas move, and nodes stay.
+    pub(super) fn fit(&self, plan: &mut Plan) {
+        plan.hurts.whom = Whom::Clients;
+        plan.operator = plan.nodes > 1;
+        for (deed, share) in &mut plan.shares {
+            match deed {
+                Deed::Copy => *share = 40,
+                Deed::Remove => *share = 2,
+                Deed::RemoveMatching => *share = 0,
+                _ => {}
+            }
         }
-        Self { count, quota: (share > 0 && !plan.calm).then_some(all * share / 1000) }
+    }
+
+    /// Between two looks at a leader.
+    pub(super) fn look(&self, usual: Duration) -> Duration {
+        if self.judged { LOOK } else { usual }
     }
 
     /// The tenant of the client of this number.
@@ -90,7 +112,7 @@ pub(super) type Above = BTreeMap<(u64, TenantId), u64>;
 /// Looks whether a tenant has more than its quota, and more than it had. While a replica moves it counts twice, and
 /// what has ended counts until it is free; nodes that come back bring what they hold.
 pub(super) fn judge(plan: &Plan, master: &Master, above: &mut Above) -> Option<String> {
-    if plan.tenants.quota.is_none() || !plan.nodes_stay() {
+    if !plan.tenants.judged {
         return None;
     }
     master.inspect(|catalog| {
