@@ -204,9 +204,9 @@ impl Cluster {
         let nodes = self.nodes.clone();
         let (plan, told) = (Arc::clone(&self.plan), Arc::clone(&done));
         fibers::start(process, "operator", move || {
-            let clients = lanes.iter().map(|(tenant, _)| {
-                Arc::new(client(&plan, *tenant, "operator", None, false))
-            });
+            let clients = lanes
+                .iter()
+                .map(|(tenant, _)| Arc::new(client(&plan, *tenant, "operator", None, false)));
             let clients: Vec<_> = clients.collect();
             while *reads.lock() > 0 {
                 rt::sleep(AGAIN);

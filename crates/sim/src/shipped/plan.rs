@@ -187,9 +187,7 @@ impl Plan {
     fn share(&mut self) {
         let tenants = Tenants::draw(self);
         self.tenants = tenants;
-        if tenants.judged {
-            tenants.fit(self);
-        }
+        tenants.fit(self);
         if tenants.count > 1 {
             self.secret.get_or_insert_with(secret);
             self.keys = self.keys.max(2 * tenants.count);

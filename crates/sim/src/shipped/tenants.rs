@@ -50,8 +50,11 @@ impl Tenants {
         Self { count, quota, judged: quota.is_some() && rng.chance(700) }
     }
 
-    /// Lets replicas move, and nodes stay.
-    pub(super) fn fit(&self, plan: &mut Plan) {
+    /// Lets replicas move, and nodes stay, where what tenants have is judged.
+    pub(super) fn fit(self, plan: &mut Plan) {
+        if !self.judged {
+            return;
+        }
         plan.hurts.whom = Whom::Clients;
         plan.operator = plan.nodes > 1;
         for (deed, share) in &mut plan.shares {
