@@ -87,11 +87,6 @@ impl Hurts {
         Self { every, kinds, whom, leases_max, one_by_one: false, outages: 0 }
     }
 
-    /// Whether no fault befalls a node.
-    pub(super) fn spares_nodes(&self) -> bool {
-        self.every == 0 || self.whom == Whom::Clients
-    }
-
     /// Nodes that are away, and outages.
     pub(super) fn of_absences(rng: &mut Rng, masters: usize) -> Self {
         // Masters that elect a leader first wait for the end of a term.

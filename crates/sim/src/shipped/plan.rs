@@ -284,18 +284,6 @@ impl Plan {
         self.shares.retain(|(deed, _)| *deed != Deed::DropCopy);
     }
 
-    /// Whether no node comes back, and brings what it holds.
-    pub(super) fn nodes_stay(&self) -> bool {
-        self.hurts.spares_nodes() && self.late.permille == 0
-    }
-
-    /// Whether nothing but puts adds to what tenants pay for: no client asks that replicas move, memory below VRAM takes
-    /// none, and no node comes back.
-    pub(super) fn only_puts_pay(&self) -> bool {
-        let moves = self.shares.iter().any(|(deed, share)| *deed == Deed::Copy && *share > 0);
-        !moves && self.vram.is_none() && self.nodes_stay()
-    }
-
     /// What a lane does next.
     pub(super) fn deed(&self, rng: &mut Rng) -> Deed {
         let mut draw = rng.below(self.shares.iter().map(|(_, share)| share).sum());

@@ -124,13 +124,16 @@ pub(super) fn judge(plan: &Plan, master: &Master, above: &mut Above) -> Option<S
         }
         let mut wrong = None;
         for (tenant, known) in catalog.tenants() {
-            let Some(quota) = known.quota else { continue };
+            let place = (catalog.epoch().0, tenant);
+            let Some(quota) = known.quota else {
+                above.remove(&place);
+                continue;
+            };
             let has = known.used - known.ending;
-            let most = above.entry((catalog.epoch().0, tenant)).or_insert(has.max(quota));
-            if has > *most {
+            let most = above.insert(place, has.max(quota)).unwrap_or(has).max(quota);
+            if has > most {
                 wrong = Some(format!("{tenant} has {has} bytes of {quota}, and had {most}"));
             }
-            *most = has.max(quota);
         }
         wrong
     })
