@@ -113,8 +113,9 @@ impl Catalog {
             catalog.segments.find(id).map(|index| catalog.segments.book(index).offer.incarnation)
         };
         let first = offers.iter().find(|offer| offer.segment == SegmentId::of(node, 0));
+        // The first segment of the earlier process may be gone already: its guard has reported its death.
         let anew = |offer: &&SegmentOffer| {
-            mounted(self, offer.segment).is_some_and(|before| before < offer.incarnation)
+            mounted(self, offer.segment).is_none_or(|before| before < offer.incarnation)
         };
         let Some(now_at) = first.filter(anew).map(|offer| offer.incarnation) else { return };
         let offered = |id: &SegmentId| offers.iter().any(|offer| offer.segment == *id);

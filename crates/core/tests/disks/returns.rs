@@ -87,6 +87,16 @@ fn a_quick_restart_of_a_disk_keeps_everything() {
 /// node is heard as ever.
 #[test]
 fn a_node_that_comes_back_without_its_disk_leaves_it_behind() {
+    comes_back_without_its_disk(false);
+}
+
+/// The same after the guard of the earlier process has reported that its memory is gone.
+#[test]
+fn a_node_whose_death_was_reported_leaves_its_disk_behind() {
+    comes_back_without_its_disk(true);
+}
+
+fn comes_back_without_its_disk(reported: bool) {
     let mut rig = Rig::new(Offload::Eager, 2);
     let near = PutConfig { preferred: vec![memory(1)], ..PutConfig::default() };
     for n in 0..4 {
@@ -94,6 +104,9 @@ fn a_node_that_comes_back_without_its_disk_leaves_it_behind() {
     }
     rig.settle(ms(1));
     assert_eq!(rig.recovered(disk(1)).len(), 4);
+    if reported {
+        rig.catalog.unmount(NodeId(1), &[memory(1)]);
+    }
     rig.mount(ms(100), 1, Medium::Dram, 2, &[]).unwrap();
     for at in (200..30_000).step_by(100) {
         rig.catalog.heartbeat(ms(at), NodeId(1)).unwrap();

@@ -8,6 +8,7 @@ use super::judge;
 use super::load::{Lane, is_corrupt, judged};
 use crate::fibers;
 use mooncrate_client::Client;
+use mooncrate_core::catalog::Counters;
 use mooncrate_mem::SegmentStats;
 use mooncrate_mem::clock::boottime;
 use mooncrate_rt as rt;
@@ -37,6 +38,21 @@ pub(super) fn agree(client: &Client, nodes: &[Registered]) -> bool {
         let same = row.objects == ready && writing == 0;
         (!same).then(|| format!("the leader knows {} replicas, {held:?}", row.objects))
     }))
+}
+
+/// Whether no replica is copied for this long, while no client calls.
+pub(super) fn is_quiet(client: &Client, long: Duration) -> bool {
+    let copied = || {
+        let Counters { copied, offloaded, promoted, .. } = client.stat().ok()?.counters;
+        Some((copied, offloaded, promoted))
+    };
+    let before = copied();
+    rt::sleep(long);
+    let now = copied();
+    right(match (before, now) {
+        (Some(before), Some(now)) if before == now => Ok(()),
+        _ => Err(format!("replicas are copied, with no client at work: {before:?}, then {now:?}")),
+    })
 }
 
 /// Whether nothing is left: no object, no put, no byte, no pin, and no tenant pays.

@@ -178,16 +178,18 @@ pub(super) fn own(
         let (tier, guard) = (disks.tier(), guard());
         let config = NodeConfig { incarnation, tier, guard, ..config.clone() };
         let registered = Node::new(config, master, listen().into()).and_then(|node| {
-            node.register(false).inspect_err(|_| node.stop())?;
+            node.register(false).inspect_err(|error| {
+                fibers::note(8, at as u64, || format!("node {at} is not registered: {error}"));
+                // The mount may have reached the master: values lie there, and more may come until it has stopped.
+                judge::node_ended();
+                node.stop();
+                judge::node_ended();
+            })?;
             Ok(node)
         });
         match registered {
             Ok(node) => return node,
-            Err(error) => {
-                fibers::note(8, at as u64, || format!("node {at} is not registered: {error}"));
-                // The mount may have reached the master, and clients may have put values there.
-                judge::node_ended();
-            }
+            Err(error) => fibers::note(8, at as u64, || format!("node {at} ends: {error}")),
         }
         rt::sleep(AGAIN);
     }
