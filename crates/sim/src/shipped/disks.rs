@@ -41,6 +41,8 @@ pub struct Load {
     verify_values: bool,
     /// How long an operation takes, on average.
     nanos: Nanos,
+    /// How long it takes to delete a file, on average, beside that.
+    delete_nanos: Nanos,
     rates: Rates,
     scrub_bytes_per_second: u64,
     staging_lease: Duration,
@@ -81,6 +83,7 @@ impl Load {
             evict: *pick(rng, &[Evict::Fifo, Evict::Lru]),
             verify_values: rng.chance(500),
             nanos: *pick(rng, &[0, 50_000, 2 * MS, 20 * MS, 100 * MS]),
+            delete_nanos: 0,
             rates: Rates {
                 read_error: errors,
                 write_error: errors,
@@ -103,17 +106,23 @@ impl Load {
 
     /// Disks that are away, put back late or replaced by older copies, and masters that write down what they know of them.
     pub(super) fn of_absences(seed: u64, rng: &mut Rng) -> Self {
+        let any = Self::any(seed, rng);
+        // Eight records fill the smallest, which only takes files for them; it deletes slowly.
+        let small = rng.chance(300);
+        let backend = if small { BackendKind::PerKey } else { any.backend };
         Self {
-            bytes: 256 << 10,
+            backend,
+            bytes: if small { 64 << 10 } else { 256 << 10 },
             capacity: 512 << 10,
             nanos: *pick(rng, &[0, 50_000, 2 * MS]),
+            delete_nanos: if small { 100 * MS } else { 0 },
             left_out: *pick(rng, &[0, 0, 300]),
             moved: *pick(rng, &[0, 0, 200]),
             restored: *pick(rng, &[0, 700]),
             keeps_state: true,
             forgets: *pick(rng, &[0, 0, 100]),
             unwritable: *pick(rng, &[0, 900]),
-            ..Self::any(seed, rng)
+            ..any
         }
     }
 
@@ -272,7 +281,8 @@ impl Mounted {
         let disks = self.slots.iter().map(|(number, slot)| {
             let disk = anew(slot);
             let rng = Rng::stream(load.seed ^ disk.operations(), "timed");
-            let timed = Timed { disk, nanos: load.nanos, rng: Mutex::new(rng) };
+            let (nanos, delete_nanos) = (load.nanos, load.delete_nanos);
+            let timed = Timed { disk, nanos, delete_nanos, rng: Mutex::new(rng) };
             load.config(*number, Arc::new(timed))
         });
         TierConfig {
@@ -302,16 +312,21 @@ fn anew(slot: &Slot) -> Arc<SimDisk> {
 struct Timed {
     disk: Arc<SimDisk>,
     nanos: Nanos,
+    delete_nanos: Nanos,
     rng: Mutex<Rng>,
 }
 
 impl Timed {
     fn work(&self) -> &SimDisk {
-        if self.nanos > 0 {
-            let nanos = self.rng.lock().below(2 * self.nanos);
+        self.rest(self.nanos);
+        &self.disk
+    }
+
+    fn rest(&self, nanos: Nanos) {
+        if nanos > 0 {
+            let nanos = self.rng.lock().below(2 * nanos);
             rt::sleep(Duration::from_nanos(nanos));
         }
-        &self.disk
     }
 }
 
@@ -329,6 +344,7 @@ impl Disk for Timed {
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
+        self.rest(self.delete_nanos);
         self.work().remove(path)
     }
 

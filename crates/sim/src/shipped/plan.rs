@@ -229,7 +229,7 @@ impl Plan {
         self.disks = Some(load);
         self.catalog.offload = Offload::Eager;
         self.hurts = Hurts::of_absences(rng, self.masters);
-        self.keys = between(rng, 2, 12);
+        self.keys = if rng.chance(700) { between(rng, 2, 12) } else { between(rng, 12, 40) };
         // Some twenty seconds, and a node goes three times in each.
         self.pause = 6 * MS * (self.clients.len() * self.lanes) as u64;
         self.call_time = self.call_time.min(Duration::from_secs(1));
