@@ -214,7 +214,7 @@ impl Cluster {
             while !last::agree(&clients[0], &nodes) {
                 rt::sleep(AGAIN);
             }
-            while !last::is_quiet(&clients[0], 2 * plan.catalog.serve_lease) {}
+            while !last::is_quiet(&clients[0]) {}
             loop {
                 for ((_, lane), client) in lanes.iter().zip(&clients) {
                     lane(Arc::clone(client)).remove_all();

@@ -26,6 +26,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// The least that all backends can work with.
+const SMALL_BYTES: u64 = 256 << 10;
+
 /// What a seed draws about disks and the master's state; chances in parts per thousand.
 #[derive(Clone, Debug)]
 pub struct Load {
@@ -71,7 +74,7 @@ impl Load {
     }
 
     fn any(seed: u64, rng: &mut Rng) -> Self {
-        let bytes = *pick(rng, &[256 << 10, 1 << 20, 4 << 20]);
+        let bytes = *pick(rng, &[SMALL_BYTES, 1 << 20, 4 << 20]);
         let errors = *pick(rng, &[0, 0, 0, 2_000]);
         Self {
             seed,
@@ -112,7 +115,7 @@ impl Load {
         let backend = if small { BackendKind::PerKey } else { any.backend };
         Self {
             backend,
-            bytes: if small { 64 << 10 } else { 256 << 10 },
+            bytes: if small { 64 << 10 } else { SMALL_BYTES },
             capacity: 512 << 10,
             nanos: *pick(rng, &[0, 50_000, 2 * MS]),
             delete_nanos: if small { 100 * MS } else { 0 },
@@ -130,6 +133,11 @@ impl Load {
     fn calm(self) -> Self {
         let rates = Rates::default();
         Self { rates, unwritable: 0, bytes: 4 << 20, capacity: 16 << 20, ..self }
+    }
+
+    /// Whether it holds less than memory.
+    pub(super) fn is_small(&self) -> bool {
+        self.bytes < SMALL_BYTES
     }
 
     /// Lets values go to disks and come back: little memory, and a master that fills disks.

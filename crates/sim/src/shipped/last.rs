@@ -18,7 +18,9 @@ use std::time::Duration;
 
 /// How long a key may not be readable: masters elect a leader, and wait for nodes.
 const PATIENCE: Duration = Duration::from_mins(1);
-/// The same of a value whose bytes are wrong: its owner ends it as soon as a reader doubts it.
+/// Longer than the master rests between two walks that copy replicas to disks.
+const QUIET: Duration = Duration::from_secs(3);
+/// How long a value may not be readable whose bytes are wrong: its owner ends it as soon as a reader doubts it.
 const PATIENCE_WITH_WRONG_BYTES: Duration = Duration::from_secs(5);
 
 thread_local! {
@@ -40,14 +42,14 @@ pub(super) fn agree(client: &Client, nodes: &[Registered]) -> bool {
     }))
 }
 
-/// Whether no replica is copied for this long, while no client calls.
-pub(super) fn is_quiet(client: &Client, long: Duration) -> bool {
+/// Whether no replica is copied for a while, in which no client calls.
+pub(super) fn is_quiet(client: &Client) -> bool {
     let copied = || {
         let Counters { copied, offloaded, promoted, .. } = client.stat().ok()?.counters;
         Some((copied, offloaded, promoted))
     };
     let before = copied();
-    rt::sleep(long);
+    rt::sleep(QUIET);
     let now = copied();
     right(match (before, now) {
         (Some(before), Some(now)) if before == now => Ok(()),

@@ -226,10 +226,13 @@ impl Plan {
         }
         let load = disks::Load::of_absences(self.seed, rng);
         load.fit(self);
-        self.disks = Some(load);
+        self.keys = if load.is_small() { between(rng, 12, 60) } else { between(rng, 2, 12) };
         self.catalog.offload = Offload::Eager;
+        if load.is_small() && rng.chance(500) {
+            (self.catalog.offload, self.catalog.offload_permille) = (Offload::Watermark, 0);
+        }
+        self.disks = Some(load);
         self.hurts = Hurts::of_absences(rng, self.masters);
-        self.keys = if rng.chance(700) { between(rng, 2, 12) } else { between(rng, 12, 40) };
         // Some twenty seconds, and a node goes three times in each.
         self.pause = 6 * MS * (self.clients.len() * self.lanes) as u64;
         self.call_time = self.call_time.min(Duration::from_secs(1));
