@@ -421,6 +421,14 @@ impl Lane {
         }
         let from = self.rng.chance(500).then_some(from);
         self.say(at, &self.client.copy(&judge::key(at).bytes, from, to));
+        if self.rng.chance(300) {
+            // While it is under way: the same replica shall go elsewhere, or the one that is being made.
+            let from = if self.rng.chance(500) { from } else { Some(to) };
+            let to = self.segment();
+            if to.medium() != Medium::Vram || vram::may_ask(at) {
+                self.say(at, &self.client.copy(&judge::key(at).bytes, from, to));
+            }
+        }
     }
 
     fn drop_copy(&mut self, at: usize) {
