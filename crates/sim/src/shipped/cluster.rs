@@ -403,7 +403,7 @@ impl Cluster {
             unit = unit.max(self.plan.term);
         }
         let unit = unit.as_nanos() as u64;
-        let short = self.rng.chance(500);
+        let short = self.rng.chance(500) || self.plan.hurts.leases_max == 0;
         let long = if short { unit / 4 } else { self.plan.hurts.leases_max * unit };
         fibers::true_time() + 1 + self.rng.below(long)
     }

@@ -57,7 +57,8 @@ pub struct Hurts {
     pub(super) whom: Whom,
     /// A fault begins only when the one before is over.
     pub(super) one_by_one: bool,
-    /// How long a process stays stopped, cut off or dead, at most; as a multiple of the serving lease.
+    /// How long a process stays stopped, cut off or dead, at most; as a multiple of the serving lease. 0: always for
+    /// less than a quarter of it.
     pub(super) leases_max: u64,
     /// Faults of a node during which all masters die, in parts per thousand: the node comes back to a leader that knows
     /// only what was written down.
@@ -85,6 +86,18 @@ impl Hurts {
             (every, whom) = (every.clamp(50 * MS, 300 * MS), Whom::Nodes);
         }
         Self { every, kinds, whom, leases_max, one_by_one: false, outages: 0 }
+    }
+
+    /// Nodes that stand still for less than their lease.
+    pub(super) fn short_stops() -> Self {
+        Self {
+            every: 200 * MS,
+            kinds: vec![Hurt::Stop],
+            whom: Whom::Nodes,
+            one_by_one: false,
+            leases_max: 0,
+            outages: 0,
+        }
     }
 
     /// Nodes that are away, and outages.

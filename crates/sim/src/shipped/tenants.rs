@@ -4,7 +4,7 @@
 //! What is judged (G16): no tenant has more than its quota, once it has had as little.
 
 use super::Plan;
-use super::hurts::Whom;
+use super::hurts::Hurts;
 use super::load::Deed;
 use super::processes::{AGAIN, client_over, master_link};
 use crate::swarm::pick;
@@ -27,7 +27,7 @@ pub struct Tenants {
     pub(super) count: u64,
     /// What each but the first may use; `None`: everything.
     pub(super) quota: Option<u64>,
-    /// No node fails, and replicas move often: then what tenants have can be judged.
+    /// No node dies, and replicas move often: then what tenants have can be judged.
     pub(super) judged: bool,
 }
 
@@ -55,7 +55,8 @@ impl Tenants {
         if !self.judged {
             return;
         }
-        plan.hurts.whom = Whom::Clients;
+        // Nodes stand still for a moment, so that moves meet: no serving lease ends in that.
+        plan.hurts = Hurts::short_stops();
         // Replicas of few keys, and several places to move them to.
         plan.nodes = plan.nodes.max(3);
         plan.keys = plan.keys.min(6 * self.count);
