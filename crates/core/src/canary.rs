@@ -89,11 +89,13 @@ pub enum Canary {
     LateDroppedAtOnce = 41,
     /// 42: a segment that is added is offered alone, and stands for the whole node.
     AddedStandsForAll = 42,
+    /// 43: an owner that ends a connection by itself frees what its peer may still store to.
+    FailedOwnerFrees = 43,
 }
 
 impl Canary {
     /// All of them, in order.
-    pub const ALL: [Self; 41] = [
+    pub const ALL: [Self; 42] = [
         Self::NoGenerationCheck,
         Self::FreeBeforeBump,
         Self::WallClockLease,
@@ -135,6 +137,7 @@ impl Canary {
         Self::LateOnlyOnce,
         Self::LateDroppedAtOnce,
         Self::AddedStandsForAll,
+        Self::FailedOwnerFrees,
     ];
 
     /// Its number in the table of `docs/testing.md`.

@@ -241,6 +241,11 @@ pub fn reset(process: ProcessId) {
     });
 }
 
+/// Lets a bit flip on its way to a process that serves.
+pub fn garble(process: ProcessId) {
+    with(|kernel| kernel.net.garble_one(process));
+}
+
 /// Stops a process: SIGSTOP.
 pub fn stop(process: ProcessId) {
     with(|kernel| kernel.stop(process));

@@ -82,6 +82,10 @@ struct End {
     /// How long bytes travel to this end.
     travel: Nanos,
     is_dirty: bool,
+    /// It accepted the connection.
+    serves: bool,
+    /// A bit of what is sent to it next flips.
+    garbled: bool,
     /// Both ends are on one machine: no network is between them, so nothing cuts or ends the connection by itself.
     near: bool,
 }
@@ -172,6 +176,8 @@ impl Net {
                 last_at: 0,
                 travel,
                 is_dirty: false,
+                serves: other == first,
+                garbled: false,
                 near: address.starts_with('/'),
             });
         }
@@ -247,6 +253,16 @@ impl Net {
         if !open.is_empty() {
             let end = open[self.rng.below(open.len() as u64) as usize];
             self.reset(end);
+        }
+    }
+
+    /// Lets a bit flip in what a process that serves is sent next, over some connection.
+    pub(super) fn garble_one(&mut self, process: ProcessId) {
+        let mut open = self.open_ends(process);
+        open.retain(|end| self.ends[end.0].serves);
+        if !open.is_empty() {
+            let end = open[self.rng.below(open.len() as u64) as usize];
+            self.ends[end.0].garbled = true;
         }
     }
 
@@ -326,6 +342,11 @@ impl Net {
                 match recv_fds(ours, &mut self.taken, &mut fds) {
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                     Ok(count @ 1..) => {
+                        if std::mem::take(&mut self.ends[to.0].garbled) {
+                            let bit = self.rng.below(8 * count as u64) as usize;
+                            self.taken[bit / 8] ^= 1 << (bit % 8);
+                            self.moved.push((6, to.0 as u64));
+                        }
                         let bytes = self.taken[..count].to_vec();
                         moved += count;
                         self.send(to, now, |at| Chunk::Bytes { at, bytes, gone: 0, fds });

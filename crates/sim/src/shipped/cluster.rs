@@ -476,6 +476,7 @@ impl Cluster {
             }
             Hurt::Leave => return self.leave(at),
             Hurt::Reset => return fibers::reset(process),
+            Hurt::Garble => return fibers::garble(process),
             Hurt::Flip => {
                 let Kind::Node(number) = kind else { return };
                 let (registered, rng) =

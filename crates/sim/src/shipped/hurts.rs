@@ -21,6 +21,8 @@ pub(super) enum Hurt {
     Leave,
     /// A connection of it ends.
     Reset,
+    /// A bit flips on its way to it.
+    Garble,
     /// A bit of a value in the memory of a node.
     Flip,
 }
@@ -34,6 +36,7 @@ impl Hurt {
         Self::Vanish,
         Self::Leave,
         Self::Reset,
+        Self::Garble,
         Self::Flip,
     ];
 }
@@ -76,6 +79,10 @@ impl Hurts {
             let many = between(rng, 1, 3);
             let lasting = [Hurt::Kill, Hurt::Stop, Hurt::Cut, Hurt::Cut, Hurt::WallClock];
             kinds = (0..many).map(|_| *pick(rng, &lasting)).collect();
+        }
+        // From a stream of its own.
+        if Rng::stream(seed, "garbles").chance(100) {
+            kinds = vec![Hurt::Garble];
         }
         let whom = [Whom::All, Whom::All, Whom::Masters, Whom::Nodes, Whom::Clients];
         let mut whom = *pick(rng, &whom);

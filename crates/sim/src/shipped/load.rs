@@ -10,7 +10,7 @@ use crate::swarm::pick;
 use mooncrate_check::{Got, payload};
 use mooncrate_client::{Client, Error, RangeInto, Stored};
 use mooncrate_core::error::PutError;
-use mooncrate_core::plan::{Medium, PutConfig};
+use mooncrate_core::plan::{Looked, Medium, PutConfig};
 use mooncrate_core::rng::Rng;
 use mooncrate_core::{NodeId, SegmentId};
 use mooncrate_rt as rt;
@@ -415,11 +415,11 @@ impl Lane {
 
     /// Asks for a copy somewhere, perhaps instead of another one.
     fn copy(&mut self, at: usize) {
-        let (from, to) = (self.segment(), self.segment());
+        let (from, to) = (self.replica(at), self.segment());
         if to.medium() == Medium::Vram && !vram::may_ask(at) {
             return;
         }
-        let from = self.rng.chance(500).then_some(from);
+        let from = from.filter(|_| self.rng.chance(700));
         self.say(at, &self.client.copy(&judge::key(at).bytes, from, to));
         if self.rng.chance(300) {
             // While it is under way: the same replica shall go elsewhere, or the one that is being made.
@@ -429,6 +429,17 @@ impl Lane {
                 self.say(at, &self.client.copy(&judge::key(at).bytes, from, to));
             }
         }
+    }
+
+    /// Where a replica of a value is; in some cases anywhere.
+    fn replica(&mut self, at: usize) -> Option<SegmentId> {
+        if self.rng.chance(200) {
+            return Some(self.segment());
+        }
+        let looked = self.client.look(&[&judge::key(at).bytes], false, true).ok()?.pop()?;
+        let Ok(Looked::At(located)) = looked else { return None };
+        let places: Vec<SegmentId> = located.replicas.iter().map(|place| place.segment).collect();
+        (!places.is_empty()).then(|| *pick(&mut self.rng, &places))
     }
 
     fn drop_copy(&mut self, at: usize) {

@@ -4,7 +4,7 @@
 //!   plan ── drawn from the seed: how many of each, how small, which faults, how often
 //!     ▼
 //!   cluster ── processes of the world: Masters, Nodes, Clients as they ship, over sockets of the world
-//!     │      faults: kill, stop, cut, wall clock, vanish, leave, reset, flip
+//!     │      faults: kill, stop, cut, wall clock, vanish, leave, reset, garble, flip
 //!     ▼
 //!   judge ── the oracle of `check` for every get; audits of the master; everything comes right at the end
 //! ```
@@ -41,8 +41,8 @@ use crate::{MS, Nanos};
 use runner::{Outcome, Tally};
 
 /// What the faults are called.
-pub const FAULTS: [&str; 8] =
-    ["kill", "stop", "cut", "wall clock", "vanish", "leave", "reset", "flip"];
+pub const FAULTS: [&str; 9] =
+    ["kill", "stop", "cut", "wall clock", "vanish", "leave", "reset", "garble", "flip"];
 
 /// Virtual time after the faults have stopped, by which everything must be right.
 const FINALE: Nanos = 120_000 * MS;

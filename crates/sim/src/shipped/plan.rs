@@ -179,6 +179,7 @@ impl Plan {
         } else {
             this.draw_absences();
         }
+        this.keys = this.keys.max(2 * this.tenants.count);
         this.draw_late();
         this
     }
@@ -190,7 +191,6 @@ impl Plan {
         tenants.fit(self);
         if tenants.count > 1 {
             self.secret.get_or_insert_with(secret);
-            self.keys = self.keys.max(2 * tenants.count);
             let clients = self.clients.len().max(tenants.count as usize);
             self.clients.resize(clients, None);
         }
@@ -238,8 +238,10 @@ impl Plan {
         self.call_time = self.call_time.min(Duration::from_secs(1));
         self.set_lease(Duration::from_millis(200), rng);
         for (deed, share) in &mut self.shares {
-            if matches!(deed, Deed::Put | Deed::Get | Deed::Remove) {
-                *share = 60;
+            match deed {
+                Deed::Put | Deed::Get | Deed::Remove => *share = 60,
+                Deed::Upsert => *share = *pick(rng, &[0, 60]),
+                _ => {}
             }
         }
     }

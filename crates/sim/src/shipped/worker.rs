@@ -163,7 +163,7 @@ mod tests {
                 ops: 3,
                 tally: Tally {
                     judged,
-                    faults: [1, 2, 3, 4, 5, 6, 7, 8],
+                    faults: [1, 2, 3, 4, 5, 6, 7, 8, 9],
                     met: std::array::from_fn(|at| at as u64),
                     virtual_ns: 4,
                 },

@@ -6,6 +6,7 @@ use super::overdue::Overdue;
 use super::staging::Booked;
 use crate::error::unwritten;
 use crate::local::in_memory;
+use mooncrate_core::canary::{self, Canary};
 use mooncrate_core::label;
 use mooncrate_core::plan::{Locator, Right};
 use mooncrate_core::time::Deadline;
@@ -584,7 +585,8 @@ impl Drop for Connection<'_> {
         self.puts.retain(|_, put| put.how == How::Direct);
         self.session = None;
         self.booked.release_all(self.server);
-        let gone = self.puts.is_empty() && self.pins.is_empty() || self.sees_end();
+        let unused = self.puts.is_empty() && self.pins.is_empty();
+        let gone = unused || canary::on(Canary::FailedOwnerFrees) || self.sees_end();
         self.server.tally.pins.lower(self.pins.len() as u64);
         for Pinned { guard, weight, .. } in std::mem::take(&mut self.pins).into_values() {
             self.server.pinned.give_back(self.peer.tenant, guard.locator().segment, weight);
