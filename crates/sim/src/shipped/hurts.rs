@@ -83,6 +83,7 @@ impl Hurts {
         // From a stream of its own.
         if Rng::stream(seed, "garbles").chance(100) {
             kinds = vec![Hurt::Garble];
+            every = 20 * MS;
         }
         let whom = [Whom::All, Whom::All, Whom::Masters, Whom::Nodes, Whom::Clients];
         let mut whom = *pick(rng, &whom);
@@ -93,6 +94,11 @@ impl Hurts {
             (every, whom) = (every.clamp(50 * MS, 300 * MS), Whom::Nodes);
         }
         Self { every, kinds, whom, leases_max, one_by_one: false, outages: 0 }
+    }
+
+    /// Whether bits flip on their way, and nothing else befalls anybody.
+    pub(super) fn is_garbled(&self) -> bool {
+        self.kinds == [Hurt::Garble]
     }
 
     /// Nodes that stand still for less than their lease.

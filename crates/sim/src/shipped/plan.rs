@@ -209,6 +209,23 @@ impl Plan {
         if let Some(load) = self.guards {
             load.fit(self);
         }
+        if self.hurts.is_garbled() && self.vram.is_none() {
+            self.fit_to_garbles();
+        }
+    }
+
+    /// Clients that store long values straight into the memory of nodes, several at once.
+    fn fit_to_garbles(&mut self) {
+        for (client, near) in self.clients.iter_mut().enumerate() {
+            near.get_or_insert(client % self.nodes);
+        }
+        self.value_bytes_max = 60_000;
+        self.catalog.stripe_bytes = 64 << 20;
+        for (deed, share) in &mut self.shares {
+            if matches!(deed, Deed::Batch | Deed::Upsert) {
+                *share = 60;
+            }
+        }
     }
 
     /// Some runs are about nodes and disks that come back when their values were removed or replaced: few nodes and
@@ -256,7 +273,11 @@ impl Plan {
         let draws = [(0, 0), (0, 0), (20, lease / 50), (5, lease / 4), (1, lease * 10)];
         // A node that stands still for long is forgotten, with what it holds.
         let draws = if self.calm { &draws[..4] } else { &draws[..] };
-        let (permille, nanos_max) = *pick(rng, draws);
+        let (mut permille, mut nanos_max) = *pick(rng, draws);
+        if self.hurts.is_garbled() {
+            // A writer stands still in the middle of a copy.
+            (permille, nanos_max) = (20, lease / 4);
+        }
         self.late = Late { permille, nanos_max };
     }
 
