@@ -420,15 +420,15 @@ impl Lane {
             return;
         }
         let from = from.filter(|_| self.rng.chance(700));
-        self.say(at, &self.client.copy(&judge::key(at).bytes, from, to));
         if self.rng.chance(300) {
-            // While it is under way: the same replica shall go elsewhere, or the one that is being made.
-            let from = if self.rng.chance(500) { from } else { Some(to) };
-            let to = self.segment();
+            // Meanwhile the same replica shall go elsewhere, or the one that is being made.
+            let (from, to) = (if self.rng.chance(500) { from } else { Some(to) }, self.segment());
+            let (client, key) = (Arc::clone(&self.client), judge::key(at));
             if to.medium() != Medium::Vram || vram::may_ask(at) {
-                self.say(at, &self.client.copy(&judge::key(at).bytes, from, to));
+                let _ = rt::spawn("copy", move || drop(client.copy(&key.bytes, from, to)));
             }
         }
+        self.say(at, &self.client.copy(&judge::key(at).bytes, from, to));
     }
 
     /// Where a replica of a value is; in some cases anywhere.
