@@ -74,7 +74,7 @@ impl Hurts {
         let rng = &mut Rng::stream(seed, "hurts");
         let mut every = *pick(rng, &[0, 100 * MS, 300 * MS, 500 * MS, 3_000 * MS]);
         let mut kinds = Hurt::ALL.to_vec();
-        kinds.retain(|kind| *kind != Hurt::Flip);
+        kinds.retain(|kind| !matches!(kind, Hurt::Flip | Hurt::Garble));
         if rng.chance(600) {
             let many = between(rng, 1, 3);
             let lasting = [Hurt::Kill, Hurt::Stop, Hurt::Cut, Hurt::Cut, Hurt::WallClock];
