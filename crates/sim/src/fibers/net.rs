@@ -82,10 +82,8 @@ struct End {
     /// How long bytes travel to this end.
     travel: Nanos,
     is_dirty: bool,
-    /// It accepted the connection.
-    serves: bool,
-    /// A bit of what is sent to it next flips.
-    garbled: bool,
+    /// Bits that flip in what is sent to it next.
+    flips: u32,
     /// Both ends are on one machine: no network is between them, so nothing cuts or ends the connection by itself.
     near: bool,
 }
@@ -176,8 +174,7 @@ impl Net {
                 last_at: 0,
                 travel,
                 is_dirty: false,
-                serves: other == first,
-                garbled: false,
+                flips: 0,
                 near: address.starts_with('/'),
             });
         }
@@ -259,10 +256,11 @@ impl Net {
     /// Lets a bit flip in what a process that serves is sent next, over some connection.
     pub(super) fn garble_one(&mut self, process: ProcessId) {
         let mut open = self.open_ends(process);
-        open.retain(|end| self.ends[end.0].serves);
+        // The end that called is made before the one that accepted.
+        open.retain(|end| self.ends[end.0].other.0 < end.0);
         if !open.is_empty() {
             let end = open[self.rng.below(open.len() as u64) as usize];
-            self.ends[end.0].garbled = true;
+            self.ends[end.0].flips += 1;
         }
     }
 
@@ -342,7 +340,8 @@ impl Net {
                 match recv_fds(ours, &mut self.taken, &mut fds) {
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                     Ok(count @ 1..) => {
-                        if std::mem::take(&mut self.ends[to.0].garbled) {
+                        if self.ends[to.0].flips > 0 {
+                            self.ends[to.0].flips -= 1;
                             let bit = self.rng.below(8 * count as u64) as usize;
                             self.taken[bit / 8] ^= 1 << (bit % 8);
                             self.moved.push((6, to.0 as u64));
